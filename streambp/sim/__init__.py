@@ -1,0 +1,1 @@
+"""Simulation of training memory, FLOPs and time on GPUs that are not there."""
