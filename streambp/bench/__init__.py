@@ -1,0 +1,1 @@
+"""The experiment harness: a validated config in, one record per run out."""

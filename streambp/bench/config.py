@@ -1,0 +1,450 @@
+"""The validated configuration of one run, built from Hydra's config before any work starts.
+
+Every dataclass is keyword-only and frozen. A value that cannot work raises `ConfigError` (a
+`ValueError`) whose message names the field, the value and the fix. Nothing here imports torch:
+what needs a look at the machine (is there a GPU?) is in `preflight.py`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+DTYPES = {
+    "bf16": "bfloat16",
+    "bfloat16": "bfloat16",
+    "fp32": "float32",
+    "float32": "float32",
+    "fp64": "float64",
+    "float64": "float64",
+}
+DEVICES = ("auto", "cuda", "cpu", "simulated")
+OBJECTIVES = ("sft",)
+TUNINGS = ("full", "lora")
+DATA_SOURCES = ("corpus", "random", "file")
+OPTIMIZERS = ("adamw", "adamw_8bit", "none")
+TRACKERS = ("none", "wandb")
+EXPERIMENT_KINDS = ("training", "benchmark")
+OFFLOADS = ("none", "host")
+
+
+class ConfigError(ValueError):
+    """A configuration that cannot work. The message names the field, the value and the fix."""
+
+    def __init__(self, name: str, value: Any, problem: str, fix: str):
+        super().__init__(f"{name}={value!r}: {problem}. Fix: {fix}")
+
+
+def _check_int(name: str, value: Any, *, at_least: int, fix: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ConfigError(name, value, f"must be a whole number, not {type(value).__name__}", fix)
+    if value < at_least:
+        raise ConfigError(name, value, f"must be at least {at_least}", fix)
+
+
+def _check_optional_int(name: str, value: Any, *, at_least: int, fix: str) -> None:
+    if value is not None:
+        _check_int(name, value, at_least=at_least, fix=f"{fix}, or {name}=null")
+
+
+def _check_number(
+    name: str, value: Any, *, fix: str, above: float | None = None, at_least: float | None = None
+) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value:
+        raise ConfigError(name, value, f"must be a number, not {type(value).__name__}", fix)
+    if above is not None and not value > above:
+        raise ConfigError(name, value, f"must be greater than {above:g}", fix)
+    if at_least is not None and not value >= at_least:
+        raise ConfigError(name, value, f"must be at least {at_least:g}", fix)
+
+
+def _check_bool(name: str, value: Any) -> None:
+    if not isinstance(value, bool):
+        raise ConfigError(name, value, "must be true or false", f"{name}=true or {name}=false")
+
+
+def _check_choice(name: str, value: Any, choices: Iterable[str]) -> None:
+    choices = tuple(choices)
+    if value not in choices:
+        near = closest(str(value), choices)
+        fix = f"did you mean {name}={near}?" if near else f"{name}={choices[0]}"
+        raise ConfigError(name, value, f"must be one of {', '.join(choices)}", fix)
+
+
+def _check_name(name: str, value: Any) -> None:
+    if not isinstance(value, str) or not value or "/" in value or value.startswith("."):
+        raise ConfigError(name, value, "must be a plain word", f"{name}=my_name")
+
+
+def _check_path(name: str, value: Any, *, kind: str = "file or folder") -> None:
+    """Raise unless `value` is None or an existing path of that kind."""
+    if value is None:
+        return
+    path = Path(str(value)).expanduser()
+    exists = {"file": path.is_file, "folder": path.is_dir}.get(kind, path.exists)()
+    if not exists:
+        problem = f"no such {kind} (looked at {path.absolute()})"
+        raise ConfigError(name, value, problem, f"{name}=<path of an existing {kind}>")
+
+
+def closest(word: str, choices: Iterable[str]) -> str | None:
+    """The entry of `choices` that `word` most likely misspells, or None."""
+    matches = difflib.get_close_matches(word, list(choices), n=1, cutoff=0.5)
+    return matches[0] if matches else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """A model: inline HF configuration, path of a config.json, or checkpoint with weights."""
+
+    name: str
+    config: dict[str, Any] = field(
+        default_factory=dict
+    )  # keys of HF's config.json, "model_type" too
+    hf_config: str | None = None  # path of a config.json; random weights; `config` is then ignored
+    checkpoint: str | None = None  # folder written by save_pretrained; `config` is then ignored
+
+    def __post_init__(self) -> None:
+        _check_name("model.name", self.name)
+        if self.hf_config is not None and self.checkpoint is not None:
+            raise ConfigError(
+                "model.hf_config",
+                self.hf_config,
+                "excludes model.checkpoint",
+                "give one of the two",
+            )
+        _check_path("model.hf_config", self.hf_config, kind="file")
+        _check_path("model.checkpoint", self.checkpoint, kind="folder")
+        if self.checkpoint and not (Path(self.checkpoint).expanduser() / "config.json").is_file():
+            raise ConfigError(
+                "model.checkpoint",
+                self.checkpoint,
+                "the folder holds no config.json",
+                "a folder written by save_pretrained",
+            )
+        if self.hf_config is None and self.checkpoint is None and "model_type" not in self.config:
+            raise ConfigError(
+                "model.config",
+                self.config,
+                "names no model_type",
+                "model=qwen3_tiny, or model.hf_config=<config.json>, or model.checkpoint=<folder>",
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class MethodConfig:
+    """How the backward pass is organised, with that method's options. None: the method chooses."""
+
+    name: str
+    chunk_size: int | None = None  # tokens per layer chunk
+    head_chunk_size: int | None = None  # tokens per chunk of the output head
+    keep_kv: bool = False
+    keep_attention: bool = False
+    offload: str = "none"
+    options: dict[str, Any] = field(default_factory=dict)  # of methods other than streambp
+
+    def __post_init__(self) -> None:
+        _check_name("method.name", self.name)
+        for name in ("chunk_size", "head_chunk_size"):
+            _check_optional_int(
+                f"method.{name}", getattr(self, name), at_least=1, fix=f"method.{name}=512"
+            )
+        _check_bool("method.keep_kv", self.keep_kv)
+        _check_bool("method.keep_attention", self.keep_attention)
+        _check_choice("method.offload", self.offload, OFFLOADS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ObjectiveConfig:
+    """The training objective. `sft`: next-token cross-entropy over the supervised tokens."""
+
+    name: str = "sft"
+
+    def __post_init__(self) -> None:
+        _check_choice("objective.name", self.name, OBJECTIVES)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuningConfig:
+    """Which parameters train: all of them, or LoRA adapters (needs `peft`)."""
+
+    name: str = "full"
+    rank: int = 16
+    alpha: float = 32.0
+    dropout: float = 0.0
+    target_modules: str | list[str] = "all-linear"
+    adapter_dtype: str = "float32"
+
+    def __post_init__(self) -> None:
+        _check_choice("tuning.name", self.name, TUNINGS)
+        _check_int("tuning.rank", self.rank, at_least=1, fix="tuning.rank=16")
+        _check_number("tuning.alpha", self.alpha, above=0, fix="tuning.alpha=32")
+        _check_number("tuning.dropout", self.dropout, at_least=0, fix="tuning.dropout=0.0")
+        if self.dropout >= 1:
+            raise ConfigError(
+                "tuning.dropout", self.dropout, "must be below 1", "tuning.dropout=0.1"
+            )
+        _check_choice("tuning.adapter_dtype", self.adapter_dtype, DTYPES)
+        object.__setattr__(self, "adapter_dtype", DTYPES[self.adapter_dtype])
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceConfig:
+    """Where the run happens. `auto`: a GPU if there is one, else cpu or simulated by size."""
+
+    name: str = "auto"
+    index: int = 0  # which visible GPU
+    num_threads: int | None = None  # CPU threads; None leaves torch's default
+    assumptions: dict[str, Any] = field(default_factory=dict)  # what a simulated run assumes
+
+    def __post_init__(self) -> None:
+        _check_choice("device.name", self.name, DEVICES)
+        _check_int("device.index", self.index, at_least=0, fix="device.index=0")
+        _check_optional_int(
+            "device.num_threads", self.num_threads, at_least=1, fix="device.num_threads=2"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """The tokens: this Python's standard library, random ids, or local text or dataset."""
+
+    name: str = "corpus"
+    path: str | None = None  # of data=file: .txt, .jsonl, or a folder saved by `datasets`
+    tokenizer: str | None = None  # folder of a HF tokenizer; None: bytes
+    text_field: str = "text"  # column or JSON key that holds the text
+
+    def __post_init__(self) -> None:
+        _check_choice("data.name", self.name, DATA_SOURCES)
+        if self.name == "file" and self.path is None:
+            raise ConfigError(
+                "data.path", None, "data=file needs a path", "data.path=<file or folder>"
+            )
+        _check_path("data.path", self.path)
+        _check_path("data.tokenizer", self.tokenizer)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerConfig:
+    """The optimizer. `none`: gradients only. `adamw_8bit`: only its memory, in a simulated run."""
+
+    name: str = "adamw"
+    lr: float = 1e-4
+    weight_decay: float = 0.0
+    betas: list[float] = field(default_factory=lambda: [0.9, 0.999])
+    eps: float = 1e-8
+    max_grad_norm: float | None = 1.0
+    state_dtype: str | None = None  # None: the parameters' own
+
+    def __post_init__(self) -> None:
+        _check_choice("optimizer.name", self.name, OPTIMIZERS)
+        _check_number("optimizer.lr", self.lr, at_least=0, fix="optimizer.lr=1e-4")
+        _check_number(
+            "optimizer.weight_decay", self.weight_decay, at_least=0, fix="optimizer.weight_decay=0"
+        )
+        _check_number("optimizer.eps", self.eps, above=0, fix="optimizer.eps=1e-8")
+        if len(self.betas) != 2 or not all(
+            isinstance(beta, (int, float)) and 0 <= beta < 1 for beta in self.betas
+        ):
+            raise ConfigError(
+                "optimizer.betas",
+                self.betas,
+                "must be two numbers in [0, 1)",
+                "optimizer.betas=[0.9,0.999]",
+            )
+        if self.max_grad_norm is not None:
+            _check_number(
+                "optimizer.max_grad_norm",
+                self.max_grad_norm,
+                above=0,
+                fix="optimizer.max_grad_norm=1.0 or null",
+            )
+        if self.state_dtype is not None:
+            _check_choice("optimizer.state_dtype", self.state_dtype, DTYPES)
+            object.__setattr__(self, "state_dtype", DTYPES[self.state_dtype])
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrackingConfig:
+    """Where metrics go besides the record. mode `auto`: online given a key, else offline."""
+
+    name: str = "none"
+    project: str = "streambp"
+    entity: str | None = None
+    mode: str = "auto"
+    group: str | None = None  # None: the experiment's name
+    tags: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        _check_choice("tracking.name", self.name, TRACKERS)
+        _check_choice("tracking.mode", self.mode, ("auto", "online", "offline"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExperimentConfig:
+    """The experiment a run belongs to: its folder under `runs_dir`, and the kind of its jobs."""
+
+    name: str = "default"
+    kind: str = "training"
+    description: str | None = None
+    options: dict[str, Any] = field(default_factory=dict)  # read by kinds other than training
+
+    def __post_init__(self) -> None:
+        _check_name("experiment.name", self.name)
+        _check_choice("experiment.kind", self.kind, EXPERIMENT_KINDS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasureConfig:
+    """The two passes after training: memory (instrumented) and timing (not instrumented)."""
+
+    memory: bool = True
+    timeline: bool = False  # also store live bytes by category over one step, in timeline.json
+    warmup_steps: int = 1  # untimed forward+backward passes before the first sample
+    timing_samples: int = 5  # timed forward+backward passes; 0 skips the timing pass
+
+    def __post_init__(self) -> None:
+        _check_bool("measure.memory", self.memory)
+        _check_bool("measure.timeline", self.timeline)
+        _check_int(
+            "measure.warmup_steps", self.warmup_steps, at_least=0, fix="measure.warmup_steps=1"
+        )
+        _check_int(
+            "measure.timing_samples",
+            self.timing_samples,
+            at_least=0,
+            fix="measure.timing_samples=5",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """Everything that decides one run.
+
+    `gpu` (the simulated device) and `search` (the maximum search) are checked by their own modules.
+    """
+
+    model: ModelConfig
+    method: MethodConfig
+    objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
+    tuning: TuningConfig = field(default_factory=TuningConfig)
+    device: DeviceConfig = field(default_factory=DeviceConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    tracking: TrackingConfig = field(default_factory=TrackingConfig)
+    experiment: ExperimentConfig = field(default_factory=ExperimentConfig)
+    measure: MeasureConfig = field(default_factory=MeasureConfig)
+    gpu: dict[str, Any] | None = None
+    search: dict[str, Any] | None = None
+    seq_len: int = 1024  # tokens per sequence
+    batch_size: int = 1  # sequences per forward pass
+    grad_accum: int = 1  # forward+backward passes per optimizer step
+    steps: int = 3  # optimizer steps of training; 0: only the memory and timing passes
+    seed: int = 0
+    dtype: str = "auto"  # of weights and activations; auto: float32 on a CPU, else bfloat16
+    budget_gib: float | None = None  # device memory the run may use; None: all there is
+    force: bool = False  # run even if an identical finished record exists
+    runs_dir: str = "runs"
+    timeout_s: float | None = None  # wall time after which the worker is ended
+    paper: bool = False  # the paper's sizes and settings where an experiment has smaller ones
+
+    def __post_init__(self) -> None:
+        _check_int("seq_len", self.seq_len, at_least=2, fix="seq_len=1024 (tokens per sequence)")
+        _check_int("batch_size", self.batch_size, at_least=1, fix="batch_size=1")
+        _check_int("grad_accum", self.grad_accum, at_least=1, fix="grad_accum=1")
+        _check_int(
+            "steps", self.steps, at_least=0, fix="steps=3, or steps=0 to measure without training"
+        )
+        _check_int("seed", self.seed, at_least=0, fix="seed=0")
+        if self.dtype != "auto":
+            _check_choice("dtype", self.dtype, DTYPES)
+            object.__setattr__(self, "dtype", DTYPES[self.dtype])
+        if self.budget_gib is not None:
+            _check_number(
+                "budget_gib", self.budget_gib, above=0, fix="budget_gib=80, or budget_gib=null"
+            )
+        if self.timeout_s is not None:
+            _check_number(
+                "timeout_s", self.timeout_s, above=0, fix="timeout_s=600, or timeout_s=null"
+            )
+        _check_bool("force", self.force)
+        _check_bool("paper", self.paper)
+        if not isinstance(self.runs_dir, str) or not self.runs_dir:
+            raise ConfigError("runs_dir", self.runs_dir, "must be a folder", "runs_dir=runs")
+        if self.optimizer.name == "adamw_8bit" and self.device.name in ("cpu", "cuda"):
+            raise ConfigError(
+                "optimizer.name",
+                self.optimizer.name,
+                f"exists only in simulated runs, and device={self.device.name}",
+                "optimizer=adamw, or device=simulated",
+            )
+
+    @classmethod
+    def from_hydra(cls, config: Any) -> RunConfig:
+        """The run that a composed Hydra config (or an equal plain mapping) describes.
+
+        Raises:
+            ConfigError: an unknown key (names the closest known one), an impossible value or
+                combination of values.
+        """
+        from omegaconf import DictConfig, OmegaConf
+
+        if isinstance(config, DictConfig):
+            config = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+        return cls.from_dict(config)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> RunConfig:
+        """`from_hydra` for a plain mapping; the inverse of `to_dict`."""
+        return _build(cls, values, prefix="")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain dicts, lists and scalars, as stored in config.yaml and in the record."""
+        return dataclasses.asdict(self)
+
+    def replace(self, **changes: Any) -> RunConfig:
+        """A copy with top-level fields changed; validated again."""
+        return dataclasses.replace(self, **changes)
+
+
+_GROUPS: dict[str, type] = {
+    "model": ModelConfig,
+    "method": MethodConfig,
+    "objective": ObjectiveConfig,
+    "tuning": TuningConfig,
+    "device": DeviceConfig,
+    "data": DataConfig,
+    "optimizer": OptimizerConfig,
+    "tracking": TrackingConfig,
+    "experiment": ExperimentConfig,
+    "measure": MeasureConfig,
+}
+
+
+def _build(cls: type, values: Any, *, prefix: str) -> Any:
+    """An instance of dataclass `cls` from a mapping, nested groups too; refuses unknown keys."""
+    if not isinstance(values, Mapping):
+        name = prefix.rstrip(".")
+        raise ConfigError(
+            name, values, "must be a group of settings", f"leave {name} out, or name a group"
+        )
+    known = {f.name: f for f in dataclasses.fields(cls)}
+    for key, value in values.items():
+        if key not in known:
+            near = closest(str(key), known)
+            fix = f"did you mean {prefix}{near}?" if near else f"one of {', '.join(known)}"
+            raise ConfigError(f"{prefix}{key}", value, "no such setting", fix)
+    for name, f in known.items():
+        required = f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
+        if required and values.get(name) is None:
+            raise ConfigError(f"{prefix}{name}", None, "is missing", f"set {prefix}{name}")
+    arguments = dict(values)
+    if cls is RunConfig:
+        for name, group in _GROUPS.items():
+            if name in arguments:
+                arguments[name] = _build(group, arguments[name], prefix=f"{name}.")
+    return cls(**arguments)
