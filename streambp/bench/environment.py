@@ -1,0 +1,134 @@
+"""What a run depended on besides its config: package versions, hardware, source code.
+
+Nothing here imports torch, so the process that supervises runs stays light.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import os
+import platform
+import subprocess
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+PACKAGES = ("streambp", "torch", "transformers", "peft", "numpy", "hydra-core", "wandb", "triton")
+PACKAGE_ROOT = Path(__file__).resolve().parents[1]
+
+# Settings that decide where a run's results go or whether it starts, not what they are.
+LAUNCH_KEYS = ("tracking", "force", "runs_dir", "timeout_s")
+# Files whose change cannot change a number in a record.
+_PRESENTATION = ("bench/tracking/", "bench/quickplot.py", "bench/tables.py", "bench/sweep.py")
+
+
+def versions() -> dict[str, str | None]:
+    """Version of Python and of each package that matters; None where it is not installed."""
+    found: dict[str, str | None] = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            found[package] = None
+    return found
+
+
+@functools.lru_cache(maxsize=1)
+def git_state() -> dict[str, Any]:
+    """{"commit": hash, "dirty": bool} of the source tree; None values outside a repository."""
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(PACKAGE_ROOT), *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+        return done.stdout.strip()
+
+    try:
+        changes = git("status", "--porcelain", "--untracked-files=no")
+        return {"commit": git("rev-parse", "HEAD"), "dirty": bool(changes)}
+    except (OSError, subprocess.SubprocessError):
+        return {"commit": None, "dirty": None}
+
+
+def hardware() -> dict[str, Any]:
+    """The machine: CPU, cores this process may use, memory in bytes, GPUs by NVML (or a reason)."""
+    gpus, reason = _gpus()
+    return {
+        "platform": platform.platform(),
+        "cpu_model": _cpu_model(),
+        "cpu_cores": len(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else os.cpu_count(),
+        "memory_bytes": _memory_bytes(),
+        "gpus": gpus,
+        "gpus_unavailable": reason,
+    }
+
+
+def _cpu_model() -> str | None:
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or None
+
+
+def _memory_bytes() -> int | None:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError, AttributeError):
+        return None
+
+
+def _gpus() -> tuple[list[dict[str, Any]] | None, str | None]:
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+    except Exception as error:
+        return None, f"NVML: {error}"
+    try:
+        found = []
+        for index in range(pynvml.nvmlDeviceGetCount()):
+            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+            name = pynvml.nvmlDeviceGetName(handle)
+            found.append(
+                {
+                    "name": name.decode() if isinstance(name, bytes) else name,
+                    "memory_bytes": int(pynvml.nvmlDeviceGetMemoryInfo(handle).total),
+                }
+            )
+        return found, None
+    except pynvml.NVMLError as error:
+        return None, f"NVML: {error}"
+    finally:
+        pynvml.nvmlShutdown()
+
+
+@functools.lru_cache(maxsize=1)
+def code_version() -> str:
+    """Hash of the sources that decide a run's numbers, and of the torch and transformers versions."""
+    digest = hashlib.sha256()
+    for path in sorted(PACKAGE_ROOT.rglob("*.py")):
+        name = path.relative_to(PACKAGE_ROOT).as_posix()
+        if not name.startswith(_PRESENTATION):
+            digest.update(name.encode() + b"\0" + path.read_bytes() + b"\0")
+    for package in ("torch", "transformers"):
+        digest.update(f"{package}={versions()[package]}\0".encode())
+    return digest.hexdigest()[:16]
+
+
+def fingerprint(config: dict[str, Any]) -> str:
+    """Equal for two runs exactly when their results are expected to be: config and code, hashed.
+
+    Left out: `LAUNCH_KEYS` and the experiment's description.
+    """
+    relevant = {key: value for key, value in config.items() if key not in LAUNCH_KEYS}
+    experiment = dict(relevant.get("experiment") or {})
+    experiment.pop("description", None)
+    relevant["experiment"] = experiment
+    text = json.dumps(relevant, sort_keys=True, separators=(",", ":"), default=str)
+    return hashlib.sha256(f"{code_version()}\n{text}".encode()).hexdigest()
