@@ -110,7 +110,7 @@ def _gpus() -> tuple[list[dict[str, Any]] | None, str | None]:
 
 @functools.lru_cache(maxsize=1)
 def code_version() -> str:
-    """Hash of the sources that decide a run's numbers, and of the torch and transformers versions."""
+    """Hash of the sources behind a run's numbers and of the torch and transformers versions."""
     digest = hashlib.sha256()
     for path in sorted(PACKAGE_ROOT.rglob("*.py")):
         name = path.relative_to(PACKAGE_ROOT).as_posix()

@@ -175,9 +175,14 @@ def write_new(target: Path, text: str) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.chmod(name, 0o644)
-        os.link(name, target)
+        try:
+            os.link(name, target)
+        except PermissionError:  # a file system without hard links
+            if target.exists():
+                raise FileExistsError(f"{target} exists") from None
+            os.rename(name, target)
     finally:
-        os.unlink(name)
+        Path(name).unlink(missing_ok=True)
     folder = os.open(target.parent, os.O_RDONLY)
     try:
         os.fsync(folder)
