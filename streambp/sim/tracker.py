@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from typing_extensions import Self
 
 from streambp.sim.timeline import Timeline
 
@@ -68,7 +69,7 @@ class LiveTracker(TorchDispatchMode):
     that the library gives its own tensors, by `classify`, and otherwise as "activations".
 
     Args:
-        round_to: storage sizes are rounded up to this many bytes (512: the CUDA allocator; 1: none).
+        round_to: sizes are rounded up to this many bytes (512: the CUDA allocator; 1: not at all).
         workspaces: op -> function giving the bytes the op needs during its call; a peak may consist
             of the live bytes plus such a workspace.
         classify: names the category of a tensor that no one else has named.
@@ -112,14 +113,14 @@ class LiveTracker(TorchDispatchMode):
 
     # -- switching on and off ------------------------------------------------------------------
 
-    def __enter__(self) -> LiveTracker:
+    def __enter__(self) -> Self:
         stack = contextlib.ExitStack()
         stack.enter_context(_library_labels(self.register))
         self._stack.append(stack)
         super().__enter__()
         return self
 
-    def __exit__(self, *exc: Any) -> None:
+    def __exit__(self, *exc: object) -> None:
         super().__exit__(*exc)
         self._stack.pop().close()
 

@@ -1,0 +1,159 @@
+"""FLOPs by kind and stage, bytes moved and predicted time of the ops a program runs.
+
+Shapes: B batch, M query length, N key length, H query heads, E head dim.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
+
+from streambp.sim.roofline import Roofline
+
+aten = torch.ops.aten
+
+FORWARD, RECOMPUTE, BACKWARD = "forward", "recompute", "backward"
+MATMUL, ATTENTION = "matmul", "attention"
+
+
+class CostKey(NamedTuple):
+    """What a cost is filed under."""
+
+    kind: str  # "matmul", "attention" or "other"
+    stage: str  # "forward", "recompute" or "backward"
+
+
+def attention_pairs(m: int, n: int, causal: bool) -> int:
+    """Query-key pairs a kernel scores; causal is aligned bottom-right (M <= N)."""
+    if not causal:
+        return m * n
+    return m * (n - m) + m * (m + 1) // 2 if m <= n else n * (n + 1) // 2
+
+
+def _attention_flops(num_matmuls: int, first: int) -> Callable[..., int]:
+    """2 FLOPs for each of `num_matmuls` products of a scored pair; query is argument `first`."""
+
+    def flops(args: tuple[Any, ...], kwargs: dict[str, Any], causal: bool) -> int:
+        query, key = args[first], args[first + 1]
+        batch, heads, m, head_dim = query.shape
+        pairs = attention_pairs(m, key.shape[2], causal)
+        return 2 * num_matmuls * batch * heads * pairs * head_dim
+
+    return flops
+
+
+_FORWARD_ATTENTION = (
+    aten._scaled_dot_product_flash_attention,
+    aten._scaled_dot_product_efficient_attention,
+    aten._scaled_dot_product_cudnn_attention,
+    aten._scaled_dot_product_flash_attention_for_cpu,
+)
+_BACKWARD_ATTENTION = (
+    aten._scaled_dot_product_flash_attention_backward,
+    aten._scaled_dot_product_efficient_attention_backward,
+    aten._scaled_dot_product_cudnn_attention_backward,
+    aten._scaled_dot_product_flash_attention_for_cpu_backward,
+)
+#: op -> (FLOPs function, runs in backward). Forward: QK^T and PV. Backward: QK^T again, dP, dV,
+#: dQ and dK.
+ATTENTION_FLOPS: dict[Any, tuple[Callable[..., int], bool]] = {
+    **{op: (_attention_flops(2, 0), False) for op in _FORWARD_ATTENTION},
+    **{op: (_attention_flops(5, 1), True) for op in _BACKWARD_ATTENTION},
+}
+
+_IN_PLACE_MATMULS = {
+    aten.addmm_: aten.addmm,
+    aten.baddbmm_: aten.baddbmm,
+}
+
+
+class CostCounter(TorchDispatchMode):
+    """Sums what the ops cost while the mode is on.
+
+    `flops`, `bytes_moved`, `time_s` are keyed by `CostKey`. `weight` multiplies everything counted
+    while it is set: the chunks of a shortened loop stand for those that were left out.
+
+    Args:
+        roofline: gives an op's predicted time from FLOPs and bytes; None: no times.
+    """
+
+    def __init__(self, roofline: Roofline | None = None):
+        super().__init__()
+        self.flops: Counter[CostKey] = Counter()
+        self.bytes_moved: Counter[CostKey] = Counter()
+        self.time_s: Counter[CostKey] = Counter()  # type: ignore[type-arg]
+        self.num_ops = 0
+        self.weight = Fraction(1)
+        self._in_backward = False
+        self._roofline = roofline
+
+    @contextmanager
+    def around(self, name: str) -> Iterator[None]:
+        """Encloses "forward" or "backward" of a step."""
+        self._in_backward = name == "backward"
+        yield
+        self._in_backward = False
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        if func.is_view:
+            return out
+        packet = func.overloadpacket
+        packet = _IN_PLACE_MATMULS.get(packet, packet)
+        if packet in ATTENTION_FLOPS:
+            formula, is_backward = ATTENTION_FLOPS[packet]
+            kind, flops = ATTENTION, formula(args, kwargs, _is_causal(func, args, kwargs))
+        elif packet in flop_registry:
+            kind, is_backward = MATMUL, self._in_backward and not _is_recomputing()
+            flops = flop_registry[packet](*args, **kwargs, out_val=out)
+        else:
+            kind, is_backward, flops = "other", self._in_backward and not _is_recomputing(), 0
+        stage = BACKWARD if is_backward else RECOMPUTE if self._in_backward else FORWARD
+        self._count(CostKey(kind, stage), flops, args, kwargs, out)
+        return out
+
+    def _count(self, key: CostKey, flops: int, args: Any, kwargs: Any, out: Any) -> None:
+        tensors = {
+            id(leaf): leaf
+            for leaf in tree_leaves((args, kwargs, out))
+            if isinstance(leaf, torch.Tensor)
+        }
+        num_bytes = sum(t.numel() * t.element_size() for t in tensors.values())
+        self.num_ops += 1
+        self.flops[key] += flops * self.weight  # type: ignore[assignment]
+        self.bytes_moved[key] += num_bytes * self.weight  # type: ignore[assignment]
+        if self._roofline is not None:
+            dtype = next((t.dtype for t in tensors.values() if t.is_floating_point()), None)
+            self.time_s[key] += self._roofline.op_time_s(key.kind, flops, num_bytes, dtype) * float(
+                self.weight
+            )
+
+
+def _is_recomputing() -> bool:
+    """During backward, whether the op belongs to a forward run again: autograd records it, or it
+    runs directly in a recomputing node rather than in a node that forms gradients."""
+    return torch.is_grad_enabled()
+
+
+def _is_causal(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    for position, argument in enumerate(func._schema.arguments):
+        if argument.name == "is_causal":
+            if position < len(args):
+                return bool(args[position])
+            return bool(kwargs.get("is_causal", argument.default_value))
+    return False

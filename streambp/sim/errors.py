@@ -1,0 +1,9 @@
+"""Why a simulation could not be run. Nothing here ever becomes a number."""
+
+
+class SimulationError(RuntimeError):
+    """The program did something that tensors without data can't follow."""
+
+
+class NothingFitsError(ValueError):
+    """The budget is smaller than what is resident before the first token."""

@@ -1,0 +1,112 @@
+"""Full-size models without storage, and running them without reading a value."""
+
+from __future__ import annotations
+
+import contextlib
+import traceback
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import nn
+from torch._subclasses import fake_tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from streambp.sim.errors import SimulationError
+
+_NEEDS_DATA = tuple(
+    getattr(fake_tensor, name)
+    for name in (
+        "DataDependentOutputException",
+        "DynamicOutputShapeException",
+        "UnsupportedFakeTensorException",
+        "UnsupportedOperatorException",
+    )
+    if hasattr(fake_tensor, name)
+)
+
+
+def fake_mode() -> FakeTensorMode:
+    """A mode under which tensors have shapes, dtypes and strides but no storage."""
+    return FakeTensorMode(allow_non_fake_inputs=True)
+
+
+def to_fake(model: nn.Module, mode: FakeTensorMode) -> nn.Module:
+    """Replace the parameters and buffers of a model on `meta` by fake CPU tensors, in place.
+
+    A tensor that occurs twice (tied embeddings) stays one tensor. CPU, because autograd on fake
+    CUDA tensors needs a CUDA build; what runs on CUDA is decided by the routing, not the device.
+    """
+    converted: dict[int, torch.Tensor] = {}
+
+    def convert(tensor: torch.Tensor) -> torch.Tensor:
+        if id(tensor) not in converted:
+            fake = torch.empty_strided(
+                tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu"
+            )
+            if isinstance(tensor, nn.Parameter):
+                fake = nn.Parameter(fake, requires_grad=tensor.requires_grad)
+            converted[id(tensor)] = fake
+        return converted[id(tensor)]
+
+    with mode:
+        for module in model.modules():
+            for registry in (module._parameters, module._buffers):
+                for name, tensor in list(registry.items()):
+                    if tensor is not None:
+                        registry[name] = convert(tensor)  # type: ignore[assignment]
+    return model
+
+
+@contextlib.contextmanager
+def without_data(*, padding: bool) -> Iterator[None]:
+    """Within it, transformers' choices that read a batch are answered by what is known of it.
+
+    Rows hold one document each; masks have padding in them iff `padding` (without, none is given).
+    """
+    with contextlib.ExitStack() as stack:
+        masking = _masking_utils()
+        if masking is not None:
+            answers: dict[str, Any] = {
+                "find_packed_sequence_indices": lambda position_ids: None,
+                "_is_packed_sequence": lambda position_ids, batch_size: False,
+                "fast_all": lambda tensor: not padding,
+            }
+            for name, answer in answers.items():
+                if hasattr(masking, name):
+                    stack.enter_context(mock.patch.object(masking, name, answer))
+        yield
+
+
+@contextlib.contextmanager
+def explained(what: str) -> Iterator[None]:
+    """Turn "this op needs data" into a `SimulationError` naming the op and where it was called."""
+    try:
+        yield
+    except _NEEDS_DATA as error:
+        op = getattr(error, "func", None) or str(error).splitlines()[0]
+        frame = _caller(error)
+        raise SimulationError(
+            f"{what} can't be simulated: {op} needs the values of a tensor, called at {frame}. "
+            "Fix: avoid reading tensor values (.item(), bool(tensor), nonzero) on this path, or "
+            "run on a real device"
+        ) from error
+
+
+def _caller(error: BaseException) -> str:
+    """The innermost line outside torch that led to the op."""
+    frames = traceback.extract_tb(error.__traceback__)
+    outside = [frame for frame in frames if "/torch/" not in frame.filename.replace("\\", "/")]
+    frame = (outside or frames)[-1]
+    path = "/".join(frame.filename.replace("\\", "/").split("/")[-3:])
+    return f"{path}:{frame.lineno} in {frame.name}: {frame.line}"
+
+
+def _masking_utils() -> ModuleType | None:
+    try:
+        from transformers import masking_utils
+    except ImportError:
+        return None
+    return masking_utils

@@ -1,0 +1,175 @@
+"""One forward and backward pass on tensors without storage, measured.
+
+Shapes: B batch, T sequence, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from streambp import kernels
+from streambp.bench.methods import method_named
+from streambp.bench.models import build, torch_dtype
+from streambp.bench.step import forward_backward
+from streambp.sim.costs import CostCounter
+from streambp.sim.errors import SimulationError
+from streambp.sim.fake import explained, fake_mode, to_fake, without_data
+from streambp.sim.optimizer import allocate_states
+from streambp.sim.phases import PhaseMarker
+from streambp.sim.routing import UNROUTED, cuda_attention
+from streambp.sim.tracker import WORKSPACES, LiveTracker, Workspace, register_model
+from streambp.sim.workload import Workload
+from streambp.sim.workspaces import ATTENTION_WORKSPACES, cublas_workspace_bytes
+
+#: Attention implementations whose CUDA behaviour is modelled.
+_KNOWN_ATTENTION = ("sdpa", "eager", "streambp")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pass:
+    """A measured pass. `tracker` holds the peaks by phase; `resident` what was alive before it."""
+
+    tracker: LiveTracker
+    resident_by_category: dict[str, int]
+    costs: CostCounter | None
+
+
+def run_pass(
+    workload: Workload,
+    *,
+    period: int = 1,
+    costs: CostCounter | None = None,
+    record_events: bool = False,
+    timeline: bool = False,
+) -> Pass:
+    """Build the model, apply the method and run one step, all without storage.
+
+    Raises:
+        SimulationError: an op that needs data, or attention the routing doesn't know.
+        ValueError: what a real run of the same configuration would refuse.
+    """
+    model = build(
+        workload.model, dtype=workload.dtype, device="meta", seed=0, tuning=workload.tuning
+    )
+    on_cuda = workload.gpu is not None
+    tracker = LiveTracker(
+        round_to=512 if on_cuda else 1,
+        workspaces=_workspaces(workload),
+        classify=_logits_of(model),
+        record_events=record_events,
+        timeline=timeline,
+    )
+    mode = fake_mode()
+    to_fake(model, mode)
+    what = f"method={workload.method} of {workload.model.name}"
+    with explained(what), mode, _environment(workload):
+        method_named(workload.method).apply(model, workload.method_options)
+        _check_attention(model)
+        with tracker, register_model(tracker, model):
+            kept = _resident_tensors(workload, model, tracker)
+            batch = _batch(workload, model, tracker)
+            resident = tracker.live_by_category()
+            marker = PhaseMarker(tracker, model, period)
+            with marker.attached(), costs or contextlib.nullcontext():
+                step = forward_backward(
+                    model,
+                    batch,
+                    workload.objective,
+                    keep_outputs=workload.assumptions.outputs_kept,
+                    around=_around(marker, costs),
+                )
+            tracker.phase = "end"
+    del kept, batch, step
+    return Pass(tracker=tracker, resident_by_category=resident, costs=costs)
+
+
+@contextlib.contextmanager
+def _environment(workload: Workload) -> Iterator[None]:
+    """Everything that makes the program take the path it would take on the GPU."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(without_data(padding=workload.assumptions.mask == "padding"))
+        if workload.gpu is not None:
+            stack.enter_context(cuda_attention(workload.gpu))
+            stack.enter_context(kernels.use_device("cuda"))
+        yield
+
+
+def _workspaces(workload: Workload) -> dict[Any, Workspace]:
+    if workload.gpu is None:
+        return {}
+    return {
+        **UNROUTED,
+        **(ATTENTION_WORKSPACES if workload.assumptions.attention_workspace else {}),
+    }
+
+
+def _resident_tensors(
+    workload: Workload, model: nn.Module, tracker: LiveTracker
+) -> list[torch.Tensor]:
+    """Allocate what exists before the pass: optimizer states, gradients, cuBLAS workspaces."""
+    trainable = [p for p in model.parameters() if p.requires_grad]
+    names = {id(p): name for name, p in model.named_parameters()}
+    state_dtype = workload.optimizer_state_dtype
+    kept = allocate_states(
+        trainable, workload.optimizer, torch_dtype(state_dtype) if state_dtype else None
+    )
+    for state in kept:
+        tracker.register(state, "optimizer", "optimizer state")
+    if workload.assumptions.gradients_resident:
+        for parameter in trainable:
+            parameter.grad = torch.zeros_like(parameter)
+            tracker.register(parameter.grad, "gradients", names[id(parameter)])
+    if workload.gpu is not None and workload.assumptions.cublas_workspace:
+        for num_bytes in cublas_workspace_bytes(workload.gpu.sm):
+            workspace = torch.empty(num_bytes, dtype=torch.uint8)
+            tracker.register(workspace, WORKSPACES, "cuBLAS workspace")
+            kept.append(workspace)
+    return kept
+
+
+def _batch(workload: Workload, model: nn.Module, tracker: LiveTracker) -> dict[str, torch.Tensor]:
+    """Token ids and labels (B, T), and a mask where padding is assumed."""
+    shape = (workload.batch_size, workload.seq_len)
+    batch = {name: torch.zeros(shape, dtype=torch.int64) for name in ("input_ids", "labels")}
+    if workload.assumptions.mask == "padding":
+        batch["attention_mask"] = torch.ones(shape, dtype=torch.int64)
+    elif workload.assumptions.mask == "additive":
+        square = (workload.batch_size, 1, workload.seq_len, workload.seq_len)
+        batch["attention_mask"] = torch.zeros(square, dtype=torch_dtype(workload.dtype))
+    for name, tensor in batch.items():
+        tracker.register(tensor, "inputs", name)
+    return batch
+
+
+def _logits_of(model: nn.Module) -> Callable[[torch.Tensor], str | None]:
+    """Anything with a last dimension of V is logits, their log-probabilities or gradients."""
+    vocab_size = model.config.vocab_size  # type: ignore[union-attr]
+
+    def classify(tensor: torch.Tensor) -> str | None:
+        return "logits" if tensor.dim() > 1 and tensor.shape[-1] == vocab_size else None
+
+    return classify
+
+
+def _check_attention(model: nn.Module) -> None:
+    implementation = getattr(model.config, "_attn_implementation", None)
+    if implementation not in _KNOWN_ATTENTION:
+        raise SimulationError(
+            f"attn_implementation={implementation!r}: its CUDA kernels are not modelled. "
+            f"Fix: one of {', '.join(_KNOWN_ATTENTION)}"
+        )
+
+
+def _around(marker: PhaseMarker, costs: CostCounter | None) -> Callable[[str], Any]:
+    @contextlib.contextmanager
+    def around(name: str) -> Iterator[None]:
+        with marker.around(name), costs.around(name) if costs else contextlib.nullcontext():
+            yield
+
+    return around
