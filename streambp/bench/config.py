@@ -402,6 +402,11 @@ class RunConfig:
         """`from_hydra` for a plain mapping; the inverse of `to_dict`."""
         return _build(cls, values, prefix="")
 
+    @property
+    def searches(self) -> bool:
+        """True when the run is a maximum search (`search` names one)."""
+        return bool(self.search) and (self.search or {}).get("name") not in (None, "none")
+
     def to_dict(self) -> dict[str, Any]:
         """Plain dicts, lists and scalars, as stored in config.yaml and in the record."""
         return dataclasses.asdict(self)
@@ -411,7 +416,7 @@ class RunConfig:
         return dataclasses.replace(self, **changes)
 
 
-_GROUPS: dict[str, type] = {
+GROUPS: dict[str, type] = {
     "model": ModelConfig,
     "method": MethodConfig,
     "objective": ObjectiveConfig,
@@ -444,7 +449,7 @@ def _build(cls: type, values: Any, *, prefix: str) -> Any:
             raise ConfigError(f"{prefix}{name}", None, "is missing", f"set {prefix}{name}")
     arguments = dict(values)
     if cls is RunConfig:
-        for name, group in _GROUPS.items():
+        for name, group in GROUPS.items():
             if name in arguments:
                 arguments[name] = _build(group, arguments[name], prefix=f"{name}.")
     return cls(**arguments)

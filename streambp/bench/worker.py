@@ -39,7 +39,7 @@ def execute(config: RunConfig, progress: Progress) -> dict[str, Any]:
         from streambp.bench import benchmark
 
         return benchmark.run(config, progress)
-    if config.search:
+    if config.searches:
         from streambp.bench import search
 
         return search.run(config, progress)

@@ -1,0 +1,141 @@
+"""The command line of run.py: early errors with a suggestion, one run, the exit code.
+
+Exit codes: 0 every run ok; 1 a run failed or was killed; 2 the command or the config cannot work;
+3 nothing failed but a run ran out of memory; 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, NoReturn
+
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
+from omegaconf import DictConfig
+
+from streambp.bench import config as config_module
+from streambp.bench.config import RunConfig, closest
+from streambp.bench.display import Display
+from streambp.bench.records import RunRecord
+
+CONF = Path(__file__).resolve().parents[2] / "conf"
+EXIT_FAILED, EXIT_USAGE, EXIT_OOM, EXIT_INTERRUPTED = 1, 2, 3, 130
+JOBS_VARIABLE = (
+    "STREAMBP_SWEEP_JOBS"  # number of jobs of the sweep, for the processes that run them
+)
+# Groups whose keys their own modules check.
+_FREE = ("hydra", "gpu", "search")
+
+
+def start(main: Callable[[], Any]) -> None:
+    """Check the command line, then hand over to Hydra."""
+    problem = override_problem(sys.argv[1:])
+    if problem:
+        stop(problem)
+    signal.signal(signal.SIGTERM, _interrupt)
+    main()
+
+
+def run_one(config: DictConfig) -> dict[str, Any]:
+    """The job of a composed config: run it, show it. Outside a sweep, leave with its exit code."""
+    from streambp.bench.runner import run_job
+
+    hydra = HydraConfig.get()
+    overrides = list(hydra.overrides.task)
+    sweeping = hydra.mode == RunMode.MULTIRUN
+    if not sweeping and hydra.sweeper.get("params"):
+        stop(f"this experiment is a list of jobs. Fix: python run.py -m {' '.join(overrides)}")
+    job = (hydra.job.num + 1, int(os.environ.get(JOBS_VARIABLE, "1"))) if sweeping else None
+    display = Display(job)
+    try:
+        run_config = RunConfig.from_hydra(config)
+        with display.running(run_config, overrides) as on_event:
+            outcome = run_job(run_config, overrides=overrides, on_event=on_event)
+    except KeyboardInterrupt:
+        if sweeping:
+            raise
+        print("interrupted; the record says killed", file=sys.stderr)
+        sys.exit(EXIT_INTERRUPTED)
+    except ValueError as error:  # config or runs folder: the message says it all
+        if sweeping:
+            raise
+        stop(str(error))
+    display.ended(outcome)
+    if not sweeping:
+        display.summary([outcome.record])
+        sys.exit(exit_code([outcome.record]))
+    return {"path": str(outcome.record.path), "skipped": outcome.skipped}
+
+
+def exit_code(records: Iterable[RunRecord]) -> int:
+    """0, or `EXIT_FAILED` when a run failed or was killed, else `EXIT_OOM` when one ran out."""
+    statuses = {record.status for record in records}
+    if statuses & {"error", "killed"}:
+        return EXIT_FAILED
+    return EXIT_OOM if "oom" in statuses else 0
+
+
+def stop(message: str) -> NoReturn:
+    """Leave because the command or the config cannot work."""
+    print(f"error: {message}", file=sys.stderr)
+    sys.exit(EXIT_USAGE)
+
+
+def override_problem(arguments: Iterable[str]) -> str | None:
+    """What is wrong with a name in `key=value` arguments, with the nearest right one; or None."""
+    groups = {path.name for path in CONF.iterdir() if path.is_dir()}
+    for argument in arguments:
+        key, separator, value = argument.partition("=")
+        key = key.lstrip("+~").partition("@")[0]
+        if argument.startswith("-") or not separator or key.split("/")[0] == "hydra":
+            continue
+        problem = _key_problem(key, groups)
+        if problem is None and key in groups and not argument.startswith("~"):
+            problem = _choice_problem(key, value)
+        if problem:
+            return problem
+    return None
+
+
+def _key_problem(key: str, groups: set[str]) -> str | None:
+    top, _, rest = key.partition(".")
+    known = {field.name for field in fields(RunConfig)} | groups | {"hydra"}
+    if top not in known:
+        near = closest(top, known)
+        return f"{key}: no such setting. Fix: " + (
+            f"did you mean {near}?" if near else f"one of {', '.join(sorted(known))}"
+        )
+    if not rest or top in _FREE:
+        return None
+    group = config_module.GROUPS.get(top)
+    names = {field.name for field in fields(group)} if group else set()
+    name = rest.partition(".")[0]
+    if name in names:
+        return None
+    near = closest(name, names)
+    fix = f"did you mean {top}.{near}?" if near else f"one of {', '.join(sorted(names)) or top}"
+    return f"{key}: no such setting. Fix: {fix}"
+
+
+def _choice_problem(group: str, value: str) -> str | None:
+    choices = {path.stem for path in (CONF / group).glob("*.yaml")}
+    for choice in value.split(",") if value.replace(",", "").replace("_", "").isalnum() else ():
+        if choice not in choices and choice != "null":
+            near = closest(choice, choices)
+            listed = f"one of {', '.join(sorted(choices))}"
+            fix = f"did you mean {group}={near}? ({listed})" if near else listed
+            return f"{group}={choice}: no such {group}. Fix: {fix}"
+    return None
+
+
+def _interrupt(number: int, frame: Any) -> None:
+    """Treat SIGTERM as Ctrl-C, so that the running job gets its record."""
+    with contextlib.suppress(ValueError):
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    raise KeyboardInterrupt

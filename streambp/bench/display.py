@@ -1,0 +1,121 @@
+"""What a person sees in the terminal while runs go on and when they are done."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+from streambp.bench.config import RunConfig
+from streambp.bench.folders import LOG_NAME
+from streambp.bench.progress import Event
+from streambp.bench.records import RunRecord
+from streambp.bench.tables import gib, median_s, peak_bytes, record_table, seconds
+
+if TYPE_CHECKING:
+    from streambp.bench.runner import JobOutcome
+
+_STYLES = {"ok": "green", "oom": "yellow", "error": "red", "killed": "red"}
+_PLAIN_WIDTH = 120
+
+
+class Display:
+    """The terminal of one job (`job`: its number and the sweep's total) or of a whole sweep."""
+
+    def __init__(self, job: tuple[int, int] | None):
+        self._job = job
+        terminal = sys.stdout.isatty()
+        self._console = Console(highlight=False, width=None if terminal else _PLAIN_WIDTH)
+
+    @property
+    def _prefix(self) -> str:
+        return f"job {self._job[0]}/{self._job[1]}  " if self._job else ""
+
+    def sweep_starts(self, jobs: int) -> None:
+        self._console.print(f"{jobs} job{'s' if jobs != 1 else ''}", markup=False)
+
+    @contextmanager
+    def running(
+        self, config: RunConfig, overrides: Sequence[str]
+    ) -> Iterator[Callable[[Event], None]]:
+        """A status line that follows a run's events; plain lines where there is no terminal."""
+        label = self._prefix + (" ".join(overrides) or f"{config.model.name} {config.method.name}")
+        if not self._console.is_terminal:
+            self._console.print(label, markup=False, soft_wrap=True)
+            yield lambda event: self._message(event)
+            return
+        with self._console.status(label) as status:
+
+            def on_event(event: Event) -> None:
+                self._message(event)
+                where = _where(event)
+                if where:
+                    status.update(f"{label}  [cyan]{where}[/cyan]")
+
+            yield on_event
+
+    def _message(self, event: Event) -> None:
+        if event["event"] == "message":
+            self._console.print(f"  {event['text']}", markup=False, soft_wrap=True)
+        elif event["event"] == "step" and self._job is None:
+            self._console.print(f"  {_where(event)}", markup=False, soft_wrap=True)
+
+    def ended(self, outcome: JobOutcome) -> None:
+        """One line: status, what it took, or why it failed and where the log is."""
+        record = outcome.record
+        self._console.print(f"{self._prefix}[{_STYLES[record.status]}]{record.status}[/]", end="")
+        if outcome.skipped:
+            text = f"  already there: {record.path}"
+        elif record.status == "ok":
+            both = seconds(median_s(record, "forward_backward_time"))
+            text = f"  peak {gib(peak_bytes(record))} GiB, forward+backward {both} s"
+            text += f"  ({outcome.wall_time_s:.0f} s in all)  {record.path}"
+        else:
+            text = f"  {record.status_detail}  (log: {outcome.folder / LOG_NAME})"
+        self._console.print(text, markup=False, soft_wrap=True)
+
+    def summary(self, records: Sequence[RunRecord]) -> None:
+        """The table of the runs and, where several have numbers, the saved plot."""
+        if not records:
+            return
+        benchmarks = [record for record in records if record.benchmark]
+        for record in benchmarks:
+            for line in record.benchmark["summary"] if record.benchmark else ():
+                self._console.print(line, markup=False, soft_wrap=True)
+        runs = [record for record in records if not record.benchmark]
+        if runs:
+            self._console.print(record_table(runs))
+            self._plot(runs)
+
+    def failures(self, failed: Sequence[tuple[Sequence[str], str, Any, Path | None]]) -> None:
+        """Every job that is not ok: its status, overrides, reason and log."""
+        if not failed:
+            return
+        self._console.print(f"{len(failed)} not ok:")
+        for overrides, status, detail, path in failed:
+            log = f"  log: {path.parent / LOG_NAME}" if path else ""
+            line = f"  {status}: {' '.join(overrides)}\n    {detail}{log}"
+            self._console.print(line, markup=False, soft_wrap=True)
+
+    def _plot(self, records: Sequence[RunRecord]) -> None:
+        if sum(peak_bytes(record) is not None for record in records) < 2:
+            return
+        from streambp.bench.quickplot import save_plot
+
+        folder = records[0].path
+        assert folder is not None
+        path = save_plot(records, folder.parent.parent / "memory_time.png")
+        self._console.print(f"plot: {path}", markup=False, soft_wrap=True)
+
+
+def _where(event: Event) -> str:
+    if event["event"] == "phase":
+        return str(event["name"])
+    if event["event"] == "step":
+        numbers = (f"{k} {v:.4f}" for k, v in event["metrics"].items() if v is not None)
+        return f"step {event['step']}/{event['steps']}  " + "  ".join(numbers)
+    return ""

@@ -1,0 +1,62 @@
+"""Turns a validated config into the run that this machine will do, or says why it cannot.
+
+Everything here looks at the machine (GPUs, installed packages), which `config.py` does not.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import fields, replace
+from typing import Any
+
+from streambp.bench.config import ConfigError, MethodConfig, RunConfig, closest
+
+
+def resolve(config: RunConfig) -> tuple[RunConfig, list[str]]:
+    """(the config with device, dtype and method options settled, notes for the record).
+
+    An option that the method does not take is dropped with a note, so that one sweep over
+    methods and options does not run the methods without that option several times.
+
+    Raises:
+        ConfigError: this machine cannot do the run; names the field, the value and the fix.
+    """
+    from streambp.bench import devices
+
+    notes: list[str] = []
+    config = replace(config, method=_method(config.method, notes))
+    choice = devices.choose(config)
+    notes.append(choice.reason)
+    config = replace(
+        config,
+        device=replace(config.device, name=choice.name),
+        dtype=devices.resolve_dtype(config, choice.name),
+    )
+    if config.tuning.name == "lora":
+        _needs("peft", "tuning.name", "lora", "pip install peft, or tuning=full")
+    if config.tracking.name == "wandb":
+        _needs("wandb", "tracking.name", "wandb", "pip install wandb, or tracking=none")
+    return config, notes
+
+
+def _method(method: MethodConfig, notes: list[str]) -> MethodConfig:
+    from streambp.bench.methods import METHODS
+
+    if method.name not in METHODS:
+        near = closest(method.name, METHODS) or next(iter(METHODS))
+        raise ConfigError("method.name", method.name, "no such method", f"method={near}")
+    takes = METHODS[method.name].options
+    changes: dict[str, Any] = {}
+    for field in fields(method):
+        if field.name in ("name", "options") or field.name in takes:
+            continue
+        value = getattr(method, field.name)
+        if value != field.default:
+            changes[field.name] = field.default
+            notes.append(f"method.{field.name}={value} has no effect with method={method.name}")
+    return replace(method, **changes)
+
+
+def _needs(package: str, name: str, value: str, fix: str) -> None:
+    if importlib.util.find_spec(package) is None:
+        raise ConfigError(name, value, f"needs the package {package}, which is not installed", fix)

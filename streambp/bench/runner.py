@@ -1,0 +1,130 @@
+"""One run from config to record: claim a folder, run the worker, write the record."""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from streambp.bench import environment, preflight
+from streambp.bench.config import RunConfig
+from streambp.bench.folders import (
+    CONFIG_NAME,
+    TIMELINE_NAME,
+    Claim,
+    RunsFolderError,
+    claim,
+    job_name,
+)
+from streambp.bench.progress import Event
+from streambp.bench.records import RunRecord, utc_now, write_new
+from streambp.bench.supervise import Ending, supervise
+from streambp.bench.tracking import tracker_for
+
+Listener = Callable[[Event], None]
+
+
+@dataclass(frozen=True)
+class JobOutcome:
+    """A job's record, and whether it had been there before (`skipped`)."""
+
+    record: RunRecord
+    skipped: bool
+    wall_time_s: float
+
+    @property
+    def folder(self) -> Path:
+        assert self.record.path is not None
+        return self.record.path.parent
+
+
+def run_job(
+    config: RunConfig, *, overrides: Sequence[str] = (), on_event: Listener = lambda event: None
+) -> JobOutcome:
+    """Do one run, or find the finished record of an identical one (unless `config.force`).
+
+    Whatever happens to the worker becomes the record's status; Ctrl-C too, before it goes on up.
+
+    Raises:
+        ConfigError: this machine cannot do the run.
+        RunsFolderError: the runs folder cannot be written.
+    """
+    started = time.monotonic()
+    config, notes = preflight.resolve(config)
+    fingerprint = environment.fingerprint(config.to_dict())
+    job = job_name(config, fingerprint)
+    claimed = claim(
+        Path(config.runs_dir) / config.experiment.name,
+        job,
+        fingerprint,
+        force=config.force,
+        on_wait=lambda folder: on_event(
+            {"event": "message", "text": f"waiting for the process that runs {folder}"}
+        ),
+    )
+    if isinstance(claimed, RunRecord):
+        return JobOutcome(claimed, skipped=True, wall_time_s=time.monotonic() - started)
+    record = RunRecord(
+        run_id=uuid.uuid4().hex[:12],
+        fingerprint=fingerprint,
+        experiment=config.experiment.name,
+        job=claimed.folder.name,
+        status="killed",
+        status_detail="the supervising process ended before the run did",
+        started_at=utc_now(),
+        finished_at=utc_now(),
+        config=config.to_dict(),
+        overrides=list(overrides),
+        versions=environment.versions(),
+        hardware=environment.hardware(),
+        git=environment.git_state(),
+        notes=notes,
+    )
+    _execute(config, claimed, record, on_event)
+    return JobOutcome(record, skipped=False, wall_time_s=time.monotonic() - started)
+
+
+def _execute(config: RunConfig, claimed: Claim, record: RunRecord, on_event: Listener) -> None:
+    tracker = tracker_for(config.tracking, claimed.folder)
+    ending = Ending()
+
+    def listen(event: Event) -> None:
+        tracker.event(event)
+        on_event(event)
+
+    try:
+        claimed.store_draft(record)
+        text = yaml.safe_dump(record.config, sort_keys=False)
+        write_new(claimed.folder / CONFIG_NAME, text)
+        tracker.start(record)
+        try:
+            supervise(claimed.folder, ending, timeout_s=config.timeout_s, on_event=listen)
+        finally:
+            _fill(record, ending, claimed.folder)
+            record.write(claimed.folder)
+            claimed.release()
+            tracker.finish(record)
+    except OSError as error:
+        raise RunsFolderError(claimed.folder, error) from error
+
+
+def _fill(record: RunRecord, ending: Ending, folder: Path) -> None:
+    """Put the worker's sections and its ending into the record; the timeline into its own file."""
+    sections: dict[str, Any] = dict(ending.sections)
+    timeline = sections.pop("timeline", None)
+    if timeline is not None:
+        write_new(folder / TIMELINE_NAME, json.dumps(timeline))
+    record.notes = [*record.notes, *sections.pop("notes", [])]
+    record.provenance = {**record.provenance, **sections.pop("provenance", {})}
+    record.hardware = {**record.hardware, **sections.pop("hardware", {})}
+    for name, values in sections.items():
+        assert name in ("training", "memory", "time", "flops", "search", "benchmark"), name
+        setattr(record, name, values)
+    record.status, record.status_detail = ending.status, ending.detail
+    record.finished_at = utc_now()

@@ -1,0 +1,157 @@
+"""Weights & Biases: one W&B run per run, fed from the supervising process.
+
+A worker that is killed therefore still ends as a failed W&B run, and the record does not depend
+on W&B in any way: what goes wrong there is a warning.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import statistics
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from streambp.bench.config import TrackingConfig
+from streambp.bench.progress import Event
+from streambp.bench.records import RunRecord
+from streambp.bench.tracking.base import Tracker
+
+MASK = "***"
+_SECRET_NAME = re.compile(
+    r"(?i)(api|access|auth|secret|private)?_?(key|token|password|passwd|secret)$"
+)
+_SECRET_VALUE = re.compile(
+    r"(?:(?:sk|hf|ghp|gho|github_pat|xox[bap])[-_][A-Za-z0-9_-]{16,}|\b[0-9a-f]{40}\b|\bAKIA[0-9A-Z]{16}\b)"
+)
+_NOT_SECRET = ("commit", "fingerprint")
+
+
+def masked(value: Any, name: str = "") -> Any:
+    """`value` with everything that looks like a key replaced by `***`.
+
+    Looks at names (api_key, token, password), at values in the shape of known kinds of keys, and
+    at values equal to that of an environment variable with such a name.
+    """
+    if isinstance(value, Mapping):
+        return {key: masked(inner, str(key)) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [masked(inner, name) for inner in value]
+    if not isinstance(value, str) or name in _NOT_SECRET:
+        return value
+    if _SECRET_NAME.search(name) and value:
+        return MASK
+    for secret in _environment_secrets():
+        value = value.replace(secret, MASK)
+    return _SECRET_VALUE.sub(MASK, value)
+
+
+def _environment_secrets() -> list[str]:
+    return [v for k, v in os.environ.items() if _SECRET_NAME.search(k) and len(v) >= 8]
+
+
+def mode(config: TrackingConfig) -> Literal["online", "offline", "disabled"]:
+    """ "online" or "offline"; `auto` is online exactly when W&B has a key for this user."""
+    wanted = config.mode if config.mode != "auto" else os.environ.get("WANDB_MODE")
+    if wanted == "online" or (wanted not in ("offline", "disabled") and _has_key()):
+        return "online"
+    return "disabled" if wanted == "disabled" else "offline"
+
+
+def _has_key() -> bool:
+    if os.environ.get("WANDB_API_KEY"):
+        return True
+    netrc = Path(os.environ.get("NETRC", "~/.netrc")).expanduser()
+    try:
+        return "api.wandb.ai" in netrc.read_text(encoding="utf-8")
+    except OSError:
+        return False
+
+
+def summary(record: RunRecord) -> dict[str, Any]:
+    """Flat numbers of a record: status, memory fields, medians of the time samples."""
+    values: dict[str, Any] = {"status": record.status, "status_detail": record.status_detail}
+    for name, value in (record.memory or {}).items():
+        if isinstance(value, (int, float)):
+            values[f"memory/{name}"] = value
+    for category, value in ((record.memory or {}).get("peak_by_category_bytes") or {}).items():
+        values[f"memory/peak_by_category/{category}_bytes"] = value
+    for name, samples in (record.time or {}).items():
+        if name.endswith("_s_samples") and samples:
+            values[f"time/{name.removesuffix('_samples')}_median"] = statistics.median(samples)
+    for name, value in record.provenance.items():
+        values[f"provenance/{name}"] = value
+    return values
+
+
+class WandbTracker(Tracker):
+    """Config, per-step metrics, raw time samples, memory, summary and status of one run."""
+
+    def __init__(self, config: TrackingConfig, folder: Path):
+        self._config = config
+        self._folder = folder
+        self._run: Any = None
+
+    def start(self, record: RunRecord) -> None:
+        self._guarded(lambda: self._start(record))
+
+    def event(self, event: Event) -> None:
+        if event["event"] == "step" and self._run is not None:
+            metrics = {f"training/{k}": v for k, v in event["metrics"].items() if v is not None}
+            self._guarded(lambda: self._run.log(metrics, step=event["step"]))
+
+    def finish(self, record: RunRecord) -> None:
+        if self._run is not None:
+            self._guarded(lambda: self._finish(record))
+
+    def _start(self, record: RunRecord) -> None:
+        import wandb
+
+        self._run = wandb.init(
+            project=self._config.project,
+            entity=self._config.entity,
+            group=self._config.group or record.experiment,
+            tags=[*self._config.tags, record.experiment, record.config["method"]["name"]],
+            name=record.job,
+            id=record.run_id,
+            dir=str(self._folder),
+            mode=mode(self._config),
+            reinit="finish_previous",
+            config=masked(
+                {
+                    **record.config,
+                    "versions": record.versions,
+                    "hardware": record.hardware,
+                    "git": record.git,
+                    "fingerprint": record.fingerprint,
+                    "overrides": record.overrides,
+                }
+            ),
+            settings=wandb.Settings(console="off", silent=True, save_code=False),
+        )
+
+    def _finish(self, record: RunRecord) -> None:
+        import wandb
+
+        self._run.summary.update(masked(summary(record)))
+        samples = [
+            [name.removesuffix("_samples"), index, value]
+            for name, values in (record.time or {}).items()
+            if name.endswith("_s_samples")
+            for index, value in enumerate(values or [])
+        ]
+        if samples:
+            columns: list[str | int] = ["measure", "sample", "seconds"]
+            self._run.log({"time/samples": wandb.Table(columns=columns, data=samples)})
+        self._run.finish(exit_code=0 if record.status == "ok" else 1)
+        self._run = None
+
+    def _guarded(self, action: Callable[[], Any]) -> None:
+        """Tracking never costs a run: an error there is said once and tracking ends."""
+        try:
+            action()
+        except Exception as error:
+            self._run = None
+            warnings.warn(f"W&B tracking stopped: {type(error).__name__}: {error}")
