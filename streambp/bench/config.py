@@ -234,6 +234,7 @@ class OptimizerConfig:
 
     name: str = "adamw"
     lr: float = 1e-4
+    warmup_steps: int = 0  # the learning rate rises linearly over them
     weight_decay: float = 0.0
     betas: list[float] = field(default_factory=lambda: [0.9, 0.999])
     eps: float = 1e-8
@@ -243,6 +244,12 @@ class OptimizerConfig:
     def __post_init__(self) -> None:
         _check_choice("optimizer.name", self.name, OPTIMIZERS)
         _check_number("optimizer.lr", self.lr, at_least=0, fix="optimizer.lr=1e-4")
+        _check_int(
+            "optimizer.warmup_steps",
+            self.warmup_steps,
+            at_least=0,
+            fix="optimizer.warmup_steps=0",
+        )
         _check_number(
             "optimizer.weight_decay", self.weight_decay, at_least=0, fix="optimizer.weight_decay=0"
         )
@@ -375,13 +382,13 @@ class RunConfig:
         _check_bool("paper", self.paper)
         if not isinstance(self.runs_dir, str) or not self.runs_dir:
             raise ConfigError("runs_dir", self.runs_dir, "must be a folder", "runs_dir=runs")
-        if self.optimizer.name == "adamw_8bit" and self.device.name in ("cpu", "cuda"):
-            raise ConfigError(
-                "optimizer.name",
-                self.optimizer.name,
-                f"exists only in simulated runs, and device={self.device.name}",
-                "optimizer=adamw, or device=simulated",
-            )
+        if self.device.name in ("cpu", "cuda"):
+            problem = f"exists only in simulated runs, and device={self.device.name}"
+            fix = "optimizer=adamw, or device=simulated"
+            if self.optimizer.name == "adamw_8bit":
+                raise ConfigError("optimizer.name", self.optimizer.name, problem, fix)
+            if self.optimizer.state_dtype is not None:
+                raise ConfigError("optimizer.state_dtype", self.optimizer.state_dtype, problem, fix)
 
     @classmethod
     def from_hydra(cls, config: Any) -> RunConfig:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
+from rich.markup import escape
 
 from streambp.bench.config import RunConfig
 from streambp.bench.folders import LOG_NAME
@@ -46,22 +47,19 @@ class Display:
         label = self._prefix + (" ".join(overrides) or f"{config.model.name} {config.method.name}")
         if not self._console.is_terminal:
             self._console.print(label, markup=False, soft_wrap=True)
-            yield lambda event: self._message(event)
+            yield self._line
             return
-        with self._console.status(label) as status:
+        with self._console.status(escape(label)) as status:
 
             def on_event(event: Event) -> None:
-                self._message(event)
-                where = _where(event)
-                if where:
-                    status.update(f"{label}  [cyan]{where}[/cyan]")
+                self._line(event)
+                status.update(f"{escape(label)}  [cyan]{escape(_where(event))}[/cyan]")
 
             yield on_event
 
-    def _message(self, event: Event) -> None:
-        if event["event"] == "message":
-            self._console.print(f"  {event['text']}", markup=False, soft_wrap=True)
-        elif event["event"] == "step" and self._job is None:
+    def _line(self, event: Event) -> None:
+        """A lone run prints what it does; in a sweep that would bury the jobs."""
+        if event["event"] != "phase" and self._job is None:
             self._console.print(f"  {_where(event)}", markup=False, soft_wrap=True)
 
     def ended(self, outcome: JobOutcome) -> None:
@@ -118,4 +116,4 @@ def _where(event: Event) -> str:
     if event["event"] == "step":
         numbers = (f"{k} {v:.4f}" for k, v in event["metrics"].items() if v is not None)
         return f"step {event['step']}/{event['steps']}  " + "  ".join(numbers)
-    return ""
+    return str(event.get("text", ""))
