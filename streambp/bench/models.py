@@ -50,7 +50,7 @@ def build(
     device: str | torch.device,
     seed: int,
     tuning: TuningConfig | None = None,
-) -> nn.Module:
+) -> Any:
     """The model of a run in training mode, attention implementation ``sdpa``.
 
     Random weights are drawn on ``device`` in ``dtype`` from ``seed`` alone, so that all methods
@@ -169,21 +169,21 @@ def _load_checkpoint(checkpoint: str, config: Any, dtype: torch.dtype) -> Any:
 
 def _with_lora(model: Any, tuning: TuningConfig) -> nn.Module:
     try:
-        from peft import LoraConfig, get_peft_model
+        import peft
     except ImportError as error:
         raise ValueError(
             "tuning=lora needs the package 'peft', which is not installed: `pip install peft`, or "
             "use tuning=full"
         ) from error
     dtype = torch.promote_types(torch_dtype(tuning.adapter_dtype), model.dtype)
-    lora = LoraConfig(
+    lora = peft.LoraConfig(
         r=tuning.rank,
-        lora_alpha=tuning.alpha,
+        lora_alpha=tuning.alpha,  # type: ignore[arg-type]  # scales by alpha / r
         lora_dropout=tuning.dropout,
         target_modules=tuning.target_modules,
         task_type="CAUSAL_LM",
     )
-    adapted = get_peft_model(
+    adapted: Any = peft.get_peft_model(
         model,
         lora,
         autocast_adapter_dtype=False,
