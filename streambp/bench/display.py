@@ -69,9 +69,13 @@ class Display:
         if outcome.skipped:
             text = f"  already there: {record.path}"
         elif record.status == "ok":
-            both = seconds(median_s(record, "forward_backward_time"))
-            text = f"  peak {gib(peak_bytes(record))} GiB, forward+backward {both} s"
-            text += f"  ({outcome.wall_time_s:.0f} s in all)  {record.path}"
+            peak, both = peak_bytes(record), median_s(record, "forward_backward_time")
+            parts = [
+                f"peak {gib(peak)} GiB" if peak is not None else "",
+                f"forward+backward {seconds(both)} s" if both is not None else "",
+                f"{outcome.wall_time_s:.0f} s in all",
+            ]
+            text = f"  {', '.join(filter(None, parts))}  {record.path}"
         else:
             text = f"  {record.status_detail}  (log: {outcome.folder / LOG_NAME})"
         self._console.print(text, markup=False, soft_wrap=True)

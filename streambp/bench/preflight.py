@@ -32,6 +32,10 @@ def resolve(config: RunConfig) -> tuple[RunConfig, list[str]]:
         device=replace(config.device, name=choice.name),
         dtype=devices.resolve_dtype(config, choice.name),
     )
+    if config.experiment.kind == "benchmark":
+        from streambp.bench.benchmark import Options
+
+        Options.parse(config.experiment.options)
     if config.tuning.name == "lora":
         _needs("peft", "tuning.name", "lora", "pip install peft, or tuning=full")
     if config.tracking.name == "wandb":
