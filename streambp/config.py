@@ -1,0 +1,55 @@
+"""Settings of the streamed backward pass."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from streambp.chunks import check_chunk_size
+
+DEFAULT_CHUNK_SIZE = 1024
+DEFAULT_HEAD_CHUNK_SIZE = 512
+OFFLOAD = ("none",)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StreamConfig:
+    """How `streambp.enable` streams a model: settings change memory and time, not the result.
+
+    chunk_size: tokens per decoder-layer chunk; `None` takes `DEFAULT_CHUNK_SIZE`.
+    head_chunk_size: tokens per chunk of final norm, head and loss; `None` takes
+        `DEFAULT_HEAD_CHUNK_SIZE`. A chunk's logits take `head_chunk_size * V` elements.
+    keep_kv: keep every layer's keys and values from forward to backward, `2 * K * E` elements per
+        token and layer, instead of projecting them again.
+    keep_attention: keep every layer's attention output and log-sum-exp, `H * (E + 1)` elements per
+        token and layer, so that no attention is computed twice.
+    offload: where saved tensors wait for the backward pass; only 'none' (the device) so far.
+
+    Raises `ValueError` naming the field, for chunk sizes below 1, switches that are not bool and
+    unknown places to offload to.
+    """
+
+    chunk_size: int | None = None
+    head_chunk_size: int | None = None
+    keep_kv: bool = False
+    keep_attention: bool = False
+    offload: str = "none"
+
+    def __post_init__(self) -> None:
+        for field in ("chunk_size", "head_chunk_size"):
+            if getattr(self, field) is not None:
+                check_chunk_size(field, getattr(self, field))
+        for field in ("keep_kv", "keep_attention"):
+            if not isinstance(getattr(self, field), bool):
+                raise ValueError(f"{field}={getattr(self, field)!r}: use True or False.")
+        if self.offload not in OFFLOAD:
+            raise ValueError(f"offload={self.offload!r}: use one of {', '.join(OFFLOAD)}.")
+
+    @property
+    def layer_chunk(self) -> int:
+        """Tokens per decoder-layer chunk, the default filled in."""
+        return self.chunk_size or DEFAULT_CHUNK_SIZE
+
+    @property
+    def head_chunk(self) -> int:
+        """Tokens per head chunk, the default filled in."""
+        return self.head_chunk_size or DEFAULT_HEAD_CHUNK_SIZE

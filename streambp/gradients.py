@@ -1,0 +1,195 @@
+"""Weight gradients summed over chunks, and linear layers that add straight into the sum.
+
+N tokens of a chunk, I input features, O output features.
+
+Sums of 16-bit gradients over several chunks are kept in fp32: a bf16 running sum stops growing once
+its steps fall below half a unit in the last place, and its error grows with the number of chunks.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from streambp.labels import label
+
+Tensor = torch.Tensor
+
+
+class GradientSums:
+    """Running gradient sums of the given leaves, fp32 for 16-bit ones if `num_chunks > 1`.
+
+    Holds at most one buffer per leaf, so O(parameters of one layer) memory, taken on first use.
+    """
+
+    def __init__(self, leaves: Sequence[Tensor], num_chunks: int) -> None:
+        self._leaves = list(leaves)
+        self._index = {id(leaf): i for i, leaf in enumerate(self._leaves)}
+        self._sums: list[Tensor | None] = [None] * len(self._leaves)
+        self._several = num_chunks > 1
+
+    def __contains__(self, leaf: object) -> bool:
+        return id(leaf) in self._index
+
+    def _dtype(self, leaf: Tensor) -> torch.dtype:
+        return torch.float32 if self._several and leaf.dtype.itemsize < 4 else leaf.dtype
+
+    def add(self, leaf: Tensor, grad: Tensor, *, fresh: bool = False) -> None:
+        """`sum += grad`. A `fresh` gradient, which nothing else refers to, may become the sum."""
+        i = self._index[id(leaf)]
+        total = self._sums[i]
+        if total is None:
+            start = grad.to(self._dtype(leaf), copy=not fresh)
+            self._sums[i] = label(start, "weight_grad_buffers")
+        else:
+            total.add_(grad)
+
+    def add_all(self, grads: Sequence[Tensor | None]) -> None:
+        """`add` one gradient per leaf, in the leaves' order; `None` adds nothing."""
+        for leaf, grad in zip(self._leaves, grads, strict=True):
+            if grad is not None:
+                self.add(leaf, grad)
+
+    def add_product(self, leaf: Tensor, grad: Tensor, x: Tensor) -> None:
+        """`sum += grad^T @ x` for grad (N, O), x (N, I), without a product of its own if it can."""
+        i = self._index[id(leaf)]
+        total = self._sums[i]
+        dtype = self._dtype(leaf)
+        if dtype == grad.dtype:
+            if total is None:
+                self._sums[i] = label(grad.t() @ x, "weight_grad_buffers")
+            else:
+                total.addmm_(grad.t(), x)
+        elif _has_wide_addmm(grad.device):
+            if total is None:
+                product = torch.mm(grad.t(), x, out_dtype=dtype)
+                self._sums[i] = label(product, "weight_grad_buffers")
+            else:
+                torch.addmm(total, grad.t(), x, out_dtype=dtype, out=total)
+        else:
+            self.add(leaf, grad.t() @ x, fresh=True)
+
+    def take(self) -> list[Tensor | None]:
+        """Every leaf's gradient in the leaf's dtype, `None` where nothing was added.
+
+        Hands each sum over and forgets it, so that no more than one is held twice at a time.
+        """
+        grads: list[Tensor | None] = []
+        for i, leaf in enumerate(self._leaves):
+            total, self._sums[i] = self._sums[i], None
+            grads.append(None if total is None else total.to(leaf.dtype))
+        return grads
+
+
+@functools.cache
+def _has_wide_addmm(device: torch.device) -> bool:
+    """Can this device add a product of 16-bit matrices into an fp32 one?"""
+    if device.type != "cuda":
+        return False
+    total = torch.zeros(16, 16, device=device)
+    ones = torch.ones(16, 16, device=device, dtype=torch.bfloat16)
+    try:
+        torch.addmm(total, ones, ones, out_dtype=torch.float32, out=total)
+    except (RuntimeError, TypeError, NotImplementedError):
+        return False
+    return bool((total == 16).all())
+
+
+class _Linear(torch.autograd.Function):
+    """`F.linear(x, weight, bias)` whose parameter gradients go into `sums`, not to autograd."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, sums: GradientSums
+    ) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.leaves, ctx.sums = (weight, bias), sums
+        return torch.nn.functional.linear(x, weight, bias)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        weight_leaf, bias_leaf = ctx.leaves
+        rows = grad.reshape(-1, grad.shape[-1])
+        if weight_leaf in ctx.sums:
+            ctx.sums.add_product(weight_leaf, rows, x.reshape(-1, x.shape[-1]))
+        if bias_leaf in ctx.sums:
+            ctx.sums.add(bias_leaf, rows.sum(0), fresh=True)
+        return grad @ weight if ctx.needs_input_grad[0] else None, None, None, None
+
+
+class SummedLinears(TorchFunctionMode):
+    """While active, `F.linear` with a leaf of `sums` as weight adds its gradient into `sums`.
+
+    Saves a fresh (O, I) tensor and a pass over it per chunk. Under autocast, and for tensor
+    subclasses, linear layers are left to autograd.
+    """
+
+    def __init__(self, sums: GradientSums) -> None:
+        super().__init__()
+        self._sums = sums
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is torch.nn.functional.linear:
+            x, weight, bias = _linear_arguments(*args, **kwargs)
+            if self._takes(x, weight, bias):
+                return _Linear.apply(x, weight, bias, self._sums)
+        return func(*args, **kwargs)
+
+    def _takes(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
+        return (
+            weight in self._sums
+            and (bias is None or not bias.requires_grad or bias in self._sums)
+            and x.dtype == weight.dtype
+            and not torch.is_autocast_enabled(x.device.type)
+        )
+
+
+def _linear_arguments(
+    input: Tensor, weight: Tensor, bias: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    return input, weight, bias
+
+
+@contextmanager
+def detached_parameters(
+    modules: Sequence[torch.nn.Module], params: Sequence[Tensor]
+) -> Iterator[list[Tensor]]:
+    """Within the block, `params` of `modules` are fresh leaves that share their storage.
+
+    Yields the leaves in the order of `params`. A hook on a parameter then sees the whole gradient
+    once, when the outer backward pass delivers it, and never a chunk's share.
+    """
+    leaves: dict[int, torch.nn.Parameter] = {}
+    places: list[tuple[dict[str, Any], str, Any]] = []
+    wanted = {id(p) for p in params}
+    for module in _all_modules(modules):
+        for name, param in module._parameters.items():
+            if param is None or id(param) not in wanted:
+                continue
+            if id(param) not in leaves:
+                leaves[id(param)] = torch.nn.Parameter(param.detach())
+            places.append((module._parameters, name, param))
+    for table, name, param in places:
+        table[name] = leaves[id(param)]
+    try:
+        yield [leaves[id(p)] for p in params]
+    finally:
+        for table, name, param in places:
+            table[name] = param
+
+
+def _all_modules(modules: Sequence[torch.nn.Module]) -> Iterator[torch.nn.Module]:
+    seen: set[int] = set()
+    for root in modules:
+        for module in root.modules():
+            if id(module) not in seen:
+                seen.add(id(module))
+                yield module
