@@ -75,14 +75,12 @@ class Trainer:
         *,
         objective: str = "sft",
         keep_outputs: bool = False,
-        warmup_steps: int = 0,
     ):
         self.model = model
         self.optimizer = build_optimizer(model, cfg)
         self._cfg = cfg
         self._objective = objective
         self._keep_outputs = keep_outputs
-        self._warmup_steps = warmup_steps
         self._num_steps = 0
 
     def step(self, batches: Sequence[Batch], around: Around = without_phases) -> StepStats:
@@ -127,6 +125,6 @@ class Trainer:
         return torch.nn.utils.clip_grad_norm_(trained, float("inf") if limit is None else limit)
 
     def _set_learning_rate(self, optimizer: torch.optim.Optimizer) -> None:
-        factor = min(1.0, (self._num_steps + 1) / (self._warmup_steps + 1))
+        factor = min(1.0, (self._num_steps + 1) / (self._cfg.warmup_steps + 1))
         for group in optimizer.param_groups:
             group["lr"] = self._cfg.lr * factor
