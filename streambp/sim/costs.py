@@ -21,7 +21,10 @@ from streambp.sim.roofline import Roofline
 aten = torch.ops.aten
 
 FORWARD, RECOMPUTE, BACKWARD = "forward", "recompute", "backward"
-MATMUL, ATTENTION = "matmul", "attention"
+MATMUL, ATTENTION, OTHER = "matmul", "attention", "other"
+
+#: Autograd nodes that run a forward again without recording it (keys and values of a layer).
+_RECOMPUTING_NODES = ("StreamedLayerBackward",)
 
 
 class CostKey(NamedTuple):
@@ -29,6 +32,7 @@ class CostKey(NamedTuple):
 
     kind: str  # "matmul", "attention" or "other"
     stage: str  # "forward", "recompute" or "backward"
+    in_forward: bool  # ran before `backward` was called (a head may form its gradients there)
 
 
 def attention_pairs(m: int, n: int, causal: bool) -> int:
@@ -89,7 +93,7 @@ class CostCounter(TorchDispatchMode):
         super().__init__()
         self.flops: Counter[CostKey] = Counter()
         self.bytes_moved: Counter[CostKey] = Counter()
-        self.time_s: Counter[CostKey] = Counter()  # type: ignore[type-arg]
+        self.time_s: dict[CostKey, float] = {}
         self.num_ops = 0
         self.weight = Fraction(1)
         self._in_backward = False
@@ -115,16 +119,17 @@ class CostCounter(TorchDispatchMode):
             return out
         packet = func.overloadpacket
         packet = _IN_PLACE_MATMULS.get(packet, packet)
+        gradients = _forms_gradients()
         if packet in ATTENTION_FLOPS:
-            formula, is_backward = ATTENTION_FLOPS[packet]
+            formula, gradients = ATTENTION_FLOPS[packet]
             kind, flops = ATTENTION, formula(args, kwargs, _is_causal(func, args, kwargs))
         elif packet in flop_registry:
-            kind, is_backward = MATMUL, self._in_backward and not _is_recomputing()
-            flops = flop_registry[packet](*args, **kwargs, out_val=out)
+            kind, flops = MATMUL, flop_registry[packet](*args, **kwargs, out_val=out)
         else:
-            kind, is_backward, flops = "other", self._in_backward and not _is_recomputing(), 0
-        stage = BACKWARD if is_backward else RECOMPUTE if self._in_backward else FORWARD
-        self._count(CostKey(kind, stage), flops, args, kwargs, out)
+            kind, flops = OTHER, 0
+        stage = BACKWARD if gradients else RECOMPUTE if self._in_backward else FORWARD
+        key = CostKey(kind, stage, not self._in_backward)
+        self._count(key, flops, args, kwargs, out)
         return out
 
     def _count(self, key: CostKey, flops: int, args: Any, kwargs: Any, out: Any) -> None:
@@ -139,15 +144,17 @@ class CostCounter(TorchDispatchMode):
         self.bytes_moved[key] += num_bytes * self.weight  # type: ignore[assignment]
         if self._roofline is not None:
             dtype = next((t.dtype for t in tensors.values() if t.is_floating_point()), None)
-            self.time_s[key] += self._roofline.op_time_s(key.kind, flops, num_bytes, dtype) * float(
-                self.weight
-            )
+            time_s = self._roofline.op_time_s(key.kind, flops, num_bytes, dtype)
+            self.time_s[key] = self.time_s.get(key, 0.0) + time_s * float(self.weight)
 
 
-def _is_recomputing() -> bool:
-    """During backward, whether the op belongs to a forward run again: autograd records it, or it
-    runs directly in a recomputing node rather than in a node that forms gradients."""
-    return torch.is_grad_enabled()
+def _forms_gradients() -> bool:
+    """Whether the running op is part of a backward formula: autograd runs a node and is not
+    recording. A recomputation records, or (`_RECOMPUTING_NODES`) runs directly in such a node."""
+    node = torch._C._current_autograd_node()
+    if node is None or torch.is_grad_enabled():
+        return False
+    return node.name() not in _RECOMPUTING_NODES
 
 
 def _is_causal(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

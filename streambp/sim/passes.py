@@ -8,15 +8,17 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 import torch
 from torch import nn
 
-from streambp import kernels
+from streambp import chunks, kernels
 from streambp.bench.methods import method_named
-from streambp.bench.models import build, torch_dtype
+from streambp.bench.models import build, hf_config, torch_dtype
 from streambp.bench.step import forward_backward
+from streambp.sim.chunkloops import VisitedChunks
 from streambp.sim.costs import CostCounter
 from streambp.sim.errors import SimulationError
 from streambp.sim.fake import explained, fake_mode, to_fake, without_data
@@ -47,8 +49,12 @@ def run_pass(
     costs: CostCounter | None = None,
     record_events: bool = False,
     timeline: bool = False,
+    all_chunks: bool = False,
 ) -> Pass:
     """Build the model, apply the method and run one step, all without storage.
+
+    period: layers after which the model's pattern repeats (names the phases). all_chunks: run
+    loops over chunks whole instead of the few chunks that decide the peak.
 
     Raises:
         SimulationError: an op that needs data, or attention the routing doesn't know.
@@ -68,7 +74,7 @@ def run_pass(
     mode = fake_mode()
     to_fake(model, mode)
     what = f"method={workload.method} of {workload.model.name}"
-    with explained(what), mode, _environment(workload):
+    with explained(what), mode, _environment(workload, costs, all_chunks):
         method_named(workload.method).apply(model, workload.method_options)
         _check_attention(model)
         with tracker, register_model(tracker, model):
@@ -90,14 +96,32 @@ def run_pass(
 
 
 @contextlib.contextmanager
-def _environment(workload: Workload) -> Iterator[None]:
+def _environment(workload: Workload, costs: CostCounter | None, all_chunks: bool) -> Iterator[None]:
     """Everything that makes the program take the path it would take on the GPU."""
+    bends = _bends(workload)
+
+    def weigh(weight: Fraction) -> None:
+        if costs is not None:
+            costs.weight = weight
+
     with contextlib.ExitStack() as stack:
         stack.enter_context(without_data(padding=workload.assumptions.mask == "padding"))
         if workload.gpu is not None:
             stack.enter_context(cuda_attention(workload.gpu))
             stack.enter_context(kernels.use_device("cuda"))
+        if hasattr(chunks, "walk_with") and not (
+            all_chunks or workload.method_options.get("keep_attention")
+        ):
+            # (Kept attention is a tensor per chunk: leaving chunks out would leave it out.)
+            stack.enter_context(chunks.walk_with(lambda num: VisitedChunks(num, bends, weigh)))
         yield
+
+
+def _bends(workload: Workload) -> list[int]:
+    """The chunk from which a sliding window is full: attention costs stop growing there."""
+    window = getattr(hf_config(workload.model), "sliding_window", None)
+    chunk_size = workload.method_options.get("chunk_size")
+    return [-(-window // chunk_size)] if window and chunk_size else []
 
 
 def _workspaces(workload: Workload) -> dict[Any, Workspace]:

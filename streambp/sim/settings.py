@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-
 MASKS = ("none", "padding", "additive")
 
 
@@ -39,9 +38,8 @@ class Assumptions:
             value = getattr(self, f.name)
             if f.name == "mask":
                 if value not in MASKS:
-                    raise ValueError(
-                        f"device.assumptions.mask={value!r}: unknown. Fix: one of {', '.join(MASKS)}"
-                    )
+                    choices = ", ".join(MASKS)
+                    raise ValueError(f"device.assumptions.mask={value!r}: must be one of {choices}")
             elif not isinstance(value, bool):
                 raise ValueError(f"device.assumptions.{f.name}={value!r}: must be true or false")
 
