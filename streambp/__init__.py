@@ -1,7 +1,28 @@
-"""Exact backpropagation of Hugging Face causal language models, chunk by chunk."""
+"""Exact backpropagation of Hugging Face causal language models, chunk by chunk.
 
-from streambp.config import StreamConfig
-from streambp.loss import linear_cross_entropy, token_logprobs
-from streambp.model import disable, enable
+The names are loaded on first use: whoever only reads configs or records never pays for torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from streambp.config import StreamConfig
+    from streambp.loss import linear_cross_entropy, token_logprobs
+    from streambp.model import disable, enable
 
 __all__ = ["StreamConfig", "disable", "enable", "linear_cross_entropy", "token_logprobs"]
+
+_MODULES = {
+    "StreamConfig": "config",
+    "disable": "model",
+    "enable": "model",
+    "linear_cross_entropy": "loss",
+    "token_logprobs": "loss",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

@@ -39,6 +39,7 @@ def start(main: Callable[[], Any]) -> None:
     if problem:
         stop(problem)
     signal.signal(signal.SIGTERM, _interrupt)
+    sys.argv[1:] = _flags_first(sys.argv[1:])
     main()
 
 
@@ -71,6 +72,12 @@ def run_one(config: DictConfig) -> dict[str, Any]:
         display.summary([outcome.record])
         sys.exit(exit_code([outcome.record]))
     return {"path": str(outcome.record.path), "skipped": outcome.skipped}
+
+
+def _flags_first(arguments: list[str]) -> list[str]:
+    """`a=1 -m b=2` as `-m a=1 b=2`: Hydra's parser takes no override after a flag in between."""
+    flags = [argument for argument in arguments if argument in ("-m", "--multirun")]
+    return flags[:1] + [argument for argument in arguments if argument not in flags]
 
 
 def exit_code(records: Iterable[RunRecord]) -> int:

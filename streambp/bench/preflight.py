@@ -31,6 +31,7 @@ def resolve(config: RunConfig) -> tuple[RunConfig, list[str]]:
         config,
         device=replace(config.device, name=choice.name),
         dtype=devices.resolve_dtype(config, choice.name),
+        gpu=config.gpu if choice.name == "simulated" else None,
     )
     if config.experiment.kind == "benchmark":
         from streambp.bench.benchmark import Options

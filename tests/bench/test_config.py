@@ -1,0 +1,115 @@
+"""A config either is right or says which field is wrong, what it holds and how to mend it."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_dir
+
+from streambp.bench.config import ConfigError, RunConfig
+
+CONF = Path(__file__).resolve().parents[2] / "conf"
+
+
+@pytest.fixture(scope="module")
+def composed():
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        yield lambda *overrides: compose("config", overrides=list(overrides))
+
+
+@pytest.mark.parametrize("group", ["model", "method", "tuning", "device", "data", "optimizer"])
+def test_every_choice_of_every_group_is_valid(composed, group, tmp_path):
+    for choice in sorted(path.stem for path in (CONF / group).glob("*.yaml")):
+        extra = [f"data.path={tmp_path}"] if choice == "file" else []
+        config = RunConfig.from_hydra(composed(f"{group}={choice}", *extra))
+        assert getattr(config, group).name == choice
+
+
+# config.json of the published models: hidden, layers, heads, kv heads, MLP, tied
+PUBLISHED = {
+    "qwen3_0_6b": (1024, 28, 16, 8, 3072, True),
+    "qwen3_1_7b": (2048, 28, 16, 8, 6144, True),
+    "qwen3_4b": (2560, 36, 32, 8, 9728, True),
+    "qwen3_8b": (4096, 36, 32, 8, 12288, False),
+    "qwen3_14b": (5120, 40, 40, 8, 17408, False),
+    "qwen3_32b": (5120, 64, 64, 8, 25600, False),
+    "llama_3_1_8b": (4096, 32, 32, 8, 14336, False),
+    "gemma_3_1b": (1152, 26, 4, 1, 6912, True),
+    "qwen2_5_7b": (3584, 28, 28, 4, 18944, False),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_configurations(composed, name):
+    fields = RunConfig.from_hydra(composed(f"model={name}")).model.config
+    found = tuple(
+        fields[key]
+        for key in (
+            "hidden_size",
+            "num_hidden_layers",
+            "num_attention_heads",
+            "num_key_value_heads",
+            "intermediate_size",
+            "tie_word_embeddings",
+        )
+    )
+    assert found == PUBLISHED[name]
+
+
+@pytest.mark.parametrize(
+    ("override", "field", "fix"),
+    [
+        ("seq_len=0", "seq_len=0", "seq_len=1024"),
+        ("seq_len=2.5", "seq_len=2.5", "seq_len=1024"),
+        ("batch_size=0", "batch_size=0", "batch_size=1"),
+        ("steps=-1", "steps=-1", "steps=3"),
+        ("dtype=foo", "dtype='foo'", "dtype=bf16"),
+        ("dtype=bfloat61", "dtype='bfloat61'", "did you mean dtype=bfloat16"),
+        ("budget_gib=0", "budget_gib=0", "budget_gib=80"),
+        ("method.chunk_size=0", "method.chunk_size=0", "method.chunk_size=512"),
+        ("method.keep_kv=3", "method.keep_kv=3", "true or method.keep_kv=false"),
+        ("optimizer.lr=-1", "optimizer.lr=-1", "optimizer.lr=1e-4"),
+        ("optimizer.betas=[0.9]", "optimizer.betas=[0.9]", "[0.9,0.999]"),
+        ("tuning.name=lorra", "tuning.name='lorra'", "did you mean tuning.name=lora"),
+        ("device.name=gpu", "device.name='gpu'", "must be one of auto, cuda, cpu, simulated"),
+        ("model.hf_config=/no/config.json", "model.hf_config=", "path of an existing file"),
+        ("model.checkpoint=/no/where", "model.checkpoint=", "path of an existing folder"),
+        ("data.tokenizer=/no/where", "data.tokenizer=", "path of an existing"),
+        ("data.name=file", "data.path=None", "data.path="),
+        ("+seqlen=3", "seqlen=3", "did you mean seq_len?"),
+        ("+method.chunksize=3", "method.chunksize=3", "did you mean method.chunk_size?"),
+        ("experiment.name=a/b", "experiment.name='a/b'", "my_name"),
+        ("timeout_s=-1", "timeout_s=-1", "timeout_s=600"),
+    ],
+)
+def test_errors_name_field_value_and_fix(composed, override, field, fix):
+    with pytest.raises(ConfigError) as error:
+        RunConfig.from_hydra(composed(override))
+    assert field in str(error.value)
+    assert fix in str(error.value)
+
+
+def test_combinations_that_cannot_work(composed, tmp_path):
+    with pytest.raises(ConfigError, match="optimizer=adamw, or device=simulated"):
+        RunConfig.from_hydra(composed("optimizer=adamw_8bit", "device=cpu"))
+    with pytest.raises(ConfigError, match=r"the folder holds no config\.json"):
+        RunConfig.from_hydra(composed(f"model.checkpoint={tmp_path}"))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3"}))
+    both = [f"model.checkpoint={tmp_path}", f"model.hf_config={tmp_path / 'config.json'}"]
+    with pytest.raises(ConfigError, match="give one of the two"):
+        RunConfig.from_hydra(composed(*both))
+
+
+def test_a_config_survives_its_file_form(composed):
+    config = RunConfig.from_hydra(composed("dtype=bf16", "method.chunk_size=7"))
+    assert config.dtype == "bfloat16"
+    assert RunConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
+
+
+def test_configs_are_frozen_and_keyword_only(composed):
+    config = RunConfig.from_hydra(composed())
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        config.seq_len = 3
+    with pytest.raises(TypeError):
+        RunConfig(config.model, config.method)

@@ -1,0 +1,143 @@
+"""Records are written whole and once; reading never trips over what is not one."""
+
+import json
+import os
+import threading
+
+import pytest
+
+from streambp.bench import environment, records
+from streambp.bench.records import RecordError, RunRecord, iter_records
+
+
+def make_record(**changes):
+    values = {
+        "run_id": "abc",
+        "fingerprint": "f" * 64,
+        "experiment": "default",
+        "job": "job",
+        "status": "ok",
+        "started_at": "2030-01-01T00:00:00+00:00",
+        "finished_at": "2030-01-01T00:00:01+00:00",
+        "config": {"seq_len": 8},
+    }
+    return RunRecord(**{**values, **changes})
+
+
+def test_write_and_load(tmp_path):
+    record = make_record(training={"loss_per_step": [1.5]}, notes=["one"])
+    record.write(tmp_path)
+    assert RunRecord.load(tmp_path) == record
+    assert os.listdir(tmp_path) == ["record.json"]
+
+
+def test_a_record_is_never_overwritten(tmp_path):
+    make_record(run_id="first").write(tmp_path)
+    with pytest.raises(FileExistsError):
+        make_record(run_id="second").write(tmp_path)
+    assert RunRecord.load(tmp_path).run_id == "first"
+    assert os.listdir(tmp_path) == ["record.json"]
+
+
+def test_of_many_writers_exactly_one_wins(tmp_path):
+    won = []
+
+    def write(number):
+        try:
+            make_record(run_id=str(number)).write(tmp_path)
+            won.append(str(number))
+        except FileExistsError:
+            pass
+
+    threads = [threading.Thread(target=write, args=(number,)) for number in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(won) == 1
+    assert RunRecord.load(tmp_path).run_id == won[0]
+
+
+def test_without_hard_links_the_record_is_still_whole_and_kept(tmp_path, monkeypatch):
+    def no_links(*_):
+        raise PermissionError("no hard links here")
+
+    monkeypatch.setattr(records.os, "link", no_links)
+    make_record(run_id="first").write(tmp_path)
+    with pytest.raises(FileExistsError):
+        make_record(run_id="second").write(tmp_path)
+    assert RunRecord.load(tmp_path).run_id == "first"
+    assert os.listdir(tmp_path) == ["record.json"]
+
+
+def test_a_full_disk_leaves_no_half_record(tmp_path, monkeypatch):
+    def full(_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(records.os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        make_record().write(tmp_path)
+    assert os.listdir(tmp_path) == []
+
+
+def test_numbers_that_are_not_finite_become_null_with_a_note(tmp_path):
+    losses = [1.0, float("nan"), float("inf")]
+    make_record(training={"loss_per_step": losses}).write(tmp_path)
+    loaded = RunRecord.load(tmp_path)
+    assert loaded.training == {"loss_per_step": [1.0, None, None]}
+    assert "training.loss_per_step[1]" in loaded.notes[-1]
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("{", "not a readable record"),
+        ("[1]", "no schema_version"),
+        ('{"hello": 1}', "no schema_version"),
+        ('{"schema_version": 0}', "schema version 0"),
+        ('{"schema_version": 1}', "'run_id' is missing"),
+    ],
+)
+def test_foreign_files_are_skipped_with_a_warning_that_names_them(tmp_path, text, reason):
+    (tmp_path / "a" / "bad").mkdir(parents=True)
+    (tmp_path / "a" / "good").mkdir()
+    (tmp_path / "a" / "bad" / "record.json").write_text(text)
+    make_record().write(tmp_path / "a" / "good")
+    with pytest.warns(UserWarning, match="skipped") as caught:
+        found = list(iter_records(tmp_path))
+    assert [record.run_id for record in found] == ["abc"]
+    assert "bad/record.json" in str(caught[0].message)
+    assert reason in str(caught[0].message)
+    with pytest.raises(RecordError, match=r"bad/record\.json"):
+        RunRecord.load(tmp_path / "a" / "bad")
+
+
+def test_fields_of_the_wrong_type_are_refused(tmp_path):
+    values = json.loads(make_record().to_json())
+    for name, wrong in (("status", "fine"), ("config", []), ("training", 3), ("notes", None)):
+        (tmp_path / "record.json").write_text(json.dumps({**values, name: wrong}))
+        with pytest.raises(RecordError, match=name):
+            RunRecord.load(tmp_path)
+
+
+def test_fingerprint_ignores_order_and_launch_settings_and_sees_the_rest(monkeypatch):
+    config = {"seq_len": 8, "model": {"name": "a", "x": 1}, "experiment": {"name": "e"}}
+    same = {"model": {"x": 1, "name": "a"}, "experiment": {"name": "e"}, "seq_len": 8}
+    first = environment.fingerprint(config)
+    assert environment.fingerprint(same) == first
+    launch = {"force": True, "runs_dir": "elsewhere", "timeout_s": 3, "tracking": {"name": "wandb"}}
+    assert environment.fingerprint({**config, **launch}) == first
+    described = {**config, "experiment": {"name": "e", "description": "words"}}
+    assert environment.fingerprint(described) == first
+    assert environment.fingerprint({**config, "seq_len": 9}) != first
+    monkeypatch.setattr(environment, "code_version", lambda: "other")
+    assert environment.fingerprint(config) != first
+
+
+def test_environment_says_what_is_known():
+    found = environment.versions()
+    assert found["torch"] and found["transformers"] and found["python"]
+    machine = environment.hardware()
+    assert machine["cpu_cores"] >= 1 and machine["memory_bytes"] > 2**20
+    assert machine["gpus"] is None or machine["gpus_unavailable"] is None
+    assert set(environment.git_state()) == {"commit", "dirty"}
