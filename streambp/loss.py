@@ -79,11 +79,14 @@ def linear_cross_entropy(
 
 
 def cross_entropy(call: HeadCall, hidden: Tensor, num_items: int | Tensor | None) -> Tensor:
-    """Sum of -log p over the labels that count, divided by `num_items` (`None`: their number)."""
+    """Sum of -log p over the labels that count, divided by `num_items` (`None`: their number).
+
+    Where no label counts the divisor is at least 1, so the loss is 0 and not 0 / 0.
+    """
     wide = torch.promote_types(hidden.dtype, torch.float32)
-    if num_items is None:
-        num_items = (call.labels != call.ignore_index).sum().clamp(min=1)
-    divisor = torch.as_tensor(num_items, device=hidden.device).to(wide)
+    counted = (call.labels != call.ignore_index).sum()
+    divisor = torch.as_tensor(counted if num_items is None else num_items, device=hidden.device)
+    divisor = divisor.to(wide).clamp(min=(counted == 0).to(wide))
     if _is_fp16(hidden) or not torch.is_grad_enabled():
         return -StreamedLogProbs.apply(call, hidden, *call.parameters()).sum() / divisor
     return StreamedCrossEntropy.apply(call, divisor, hidden, *call.parameters())

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from transformers import PreTrainedModel
-from transformers.modeling_outputs import BaseModelOutputWithPast
+from transformers.modeling_outputs import MoeModelOutputWithPast
 
 from streambp.layer import cache_argument, original_forward
 
@@ -146,8 +146,8 @@ class _FixedHidden(torch.nn.Module):
         super().__init__()
         self.hidden = hidden
 
-    def forward(self, *_: Any, **__: Any) -> BaseModelOutputWithPast:
-        return BaseModelOutputWithPast(last_hidden_state=self.hidden)
+    def forward(self, *_: Any, **__: Any) -> MoeModelOutputWithPast:
+        return MoeModelOutputWithPast(last_hidden_state=self.hidden)
 
 
 def _check_head(structure: Structure) -> None:
