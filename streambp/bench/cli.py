@@ -50,7 +50,7 @@ def run_one(config: DictConfig) -> dict[str, Any]:
     hydra = HydraConfig.get()
     overrides = list(hydra.overrides.task)
     sweeping = hydra.mode == RunMode.MULTIRUN
-    if not sweeping and hydra.sweeper.get("params"):
+    if not sweeping and (hydra.sweeper.get("params") or hydra.sweeper.get("grids")):
         stop(f"this experiment is a list of jobs. Fix: python run.py -m {' '.join(overrides)}")
     job = (hydra.job.num + 1, int(os.environ.get(JOBS_VARIABLE, "1"))) if sweeping else None
     display = Display(job)

@@ -21,7 +21,14 @@ PACKAGE_ROOT = Path(__file__).resolve().parents[1]
 # Settings that decide where a run's results go or whether it starts, not what they are.
 LAUNCH_KEYS = ("tracking", "force", "runs_dir", "timeout_s")
 # Files whose change cannot change a number in a record.
-_PRESENTATION = ("bench/tracking/", "bench/quickplot.py", "bench/tables.py", "bench/sweep.py")
+_PRESENTATION = (
+    "bench/tracking/",
+    "bench/paper.py",
+    "bench/dashboard.py",
+    "bench/quickplot.py",
+    "bench/tables.py",
+    "bench/sweep.py",
+)
 
 
 def versions() -> dict[str, str | None]:

@@ -37,6 +37,10 @@ def resolve(config: RunConfig) -> tuple[RunConfig, list[str]]:
         from streambp.bench.benchmark import Options
 
         Options.parse(config.experiment.options)
+    if config.experiment.kind == "linear_example":
+        from streambp.bench import linear_example
+
+        linear_example.Options.parse(config.experiment.options)
     if config.tuning.name == "lora":
         _needs("peft", "tuning.name", "lora", "pip install peft, or tuning=full")
     if config.tracking.name == "wandb":

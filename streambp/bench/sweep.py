@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
@@ -20,8 +21,32 @@ from streambp.bench.display import Display
 from streambp.bench.records import RunRecord
 
 
+@dataclass
+class SweeperConf:
+    """The keys of `hydra.sweeper`. params: values by setting, one product. grids: several such,
+    whose jobs are joined, each with `params` beside it. small_grids: taken with device=cpu."""
+
+    _target_: str = "hydra_plugins.streambp_sweeper.StreambpSweeper"
+    max_batch_size: int | None = None
+    params: dict[str, str] | None = None
+    grids: list[dict[str, str]] = field(default_factory=list)
+    small_grids: list[dict[str, str]] = field(default_factory=list)
+
+
 class Sweeper(BasicSweeper):
-    """The product of `hydra.sweeper.params` and the command line, which has the last word."""
+    """The products that `SweeperConf` describes; a setting given on the command line replaces that
+    of every grid."""
+
+    def __init__(
+        self,
+        max_batch_size: int | None = None,
+        params: dict[str, str] | None = None,
+        grids: Sequence[Mapping[str, str]] = (),
+        small_grids: Sequence[Mapping[str, str]] = (),
+    ):
+        super().__init__(max_batch_size, params)
+        self._grids = list(grids)
+        self._small_grids = list(small_grids)
 
     def sweep(self, arguments: list[str]) -> Any:
         assert self.config is not None and self.launcher is not None
@@ -56,9 +81,15 @@ class Sweeper(BasicSweeper):
 
     def _jobs(self, arguments: Sequence[str]) -> list[list[str]]:
         assert self.hydra_context is not None
+        assert self.config is not None
         parser = OverridesParser.create(config_loader=self.hydra_context.config_loader)
-        overrides = parser.parse_overrides([*self._parse_config(), *arguments])
-        return [list(job) for job in self.split_arguments(overrides, None)[0]]
+        small = self._small_grids and self.config.device.name == "cpu"
+        jobs: dict[tuple[str, ...], None] = {}  # in order; two grids may share a job
+        for grid in (self._small_grids if small else self._grids) or [{}]:
+            own = [f"{key}={value}" for key, value in grid.items()]
+            overrides = parser.parse_overrides([*self._parse_config(), *own, *arguments])
+            jobs.update(dict.fromkeys(map(tuple, self.split_arguments(overrides, None)[0])))
+        return [list(job) for job in jobs]
 
     def _check(self, jobs: list[list[str]]) -> None:
         """Stop, naming the job, when one of them cannot run; nothing has started then."""

@@ -39,6 +39,10 @@ def execute(config: RunConfig, progress: Progress) -> dict[str, Any]:
         from streambp.bench import benchmark
 
         return benchmark.run(config, progress)
+    if config.experiment.kind == "linear_example":
+        from streambp.bench import linear_example
+
+        return linear_example.run(config, progress)
     if config.searches:
         from streambp.bench import search
 

@@ -89,6 +89,11 @@ def _check_gpu(index: int, cuda: Any) -> None:
 def _size(cfg: RunConfig) -> tuple[int, float]:
     """(parameters, FLOPs of one forward and backward pass): 6 per parameter and token, and
     causal attention's 6 per head dimension, token and earlier token."""
+    if cfg.experiment.kind == "linear_example":
+        from streambp.bench.linear_example import Options
+
+        options = Options.parse(cfg.experiment.options)
+        return 2 * options.width**2, float(options.flops)
     model = build(cfg.model, dtype="float32", device="meta", seed=0)
     text = model.config.get_text_config()
     num_parameters = sum(p.numel() for p in model.parameters())
