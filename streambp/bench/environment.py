@@ -22,12 +22,14 @@ PACKAGE_ROOT = Path(__file__).resolve().parents[1]
 LAUNCH_KEYS = ("tracking", "force", "runs_dir", "timeout_s")
 # Files whose change cannot change a number in a record.
 _PRESENTATION = (
-    "bench/tracking/",
-    "bench/paper.py",
+    "bench/cli.py",
     "bench/dashboard.py",
+    "bench/display.py",
+    "bench/paper.py",
     "bench/quickplot.py",
-    "bench/tables.py",
     "bench/sweep.py",
+    "bench/tables.py",
+    "bench/tracking/",
 )
 
 

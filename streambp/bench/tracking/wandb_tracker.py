@@ -20,9 +20,7 @@ from streambp.bench.records import RunRecord
 from streambp.bench.tracking.base import Tracker
 
 MASK = "***"
-_SECRET_NAME = re.compile(
-    r"(?i)(api|access|auth|secret|private)?_?(key|token|password|passwd|secret)$"
-)
+_SECRET_NAME = re.compile(r"(?i)(?:^|[^a-z])(?:api)?(?:key|token|password|passwd|secret)s?$")
 _SECRET_VALUE = re.compile(
     r"(?:(?:sk|hf|ghp|gho|github_pat|xox[bap])[-_][A-Za-z0-9_-]{16,}|\b[0-9a-f]{40}\b|\bAKIA[0-9A-Z]{16}\b)"
 )

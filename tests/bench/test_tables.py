@@ -1,0 +1,83 @@
+"""The terminal's table and the plot say what the records say."""
+
+import matplotlib.image
+import pytest
+from rich.console import Console
+
+from streambp.bench.quickplot import save_plot
+from streambp.bench.records import RunRecord
+from streambp.bench.tables import loss_agreement, median_s, peak_bytes, record_table
+
+
+def record(method, seq_len, *, status="ok", losses=(2.0, 1.0), **memory):
+    return RunRecord(
+        run_id=f"{method}{seq_len}",
+        fingerprint="f",
+        experiment="e",
+        job="j",
+        status=status,
+        started_at="",
+        finished_at="",
+        config={
+            "model": {"name": "tiny"},
+            "method": {"name": method, "chunk_size": None, "keep_kv": method == "streambp"},
+            "tuning": {"name": "full"},
+            "device": {"name": "cpu"},
+            "data": {"name": "corpus"},
+            "dtype": "float32",
+            "seq_len": seq_len,
+            "batch_size": 1,
+        },
+        training={"loss_per_step": list(losses)} if status == "ok" else None,
+        memory={"peak_live_bytes": 2**30 * seq_len, **memory} if status == "ok" else None,
+        time={"forward_backward_time_s_samples": [3.0, 1.0, 2.0]} if status == "ok" else None,
+        provenance={"memory": "measured", "time": "measured"},
+    )
+
+
+def shown(records):
+    console = Console(width=200, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(record_table(records))
+    return console.export_text()
+
+
+def test_table_shows_values_status_provenance_and_agreement():
+    text = shown(
+        [
+            record("standard", 1, losses=(2.0, 1.0)),
+            record("streambp", 1, losses=(2.0, 1.0 + 1e-9)),
+            record("standard", 2, status="oom"),
+        ]
+    )
+    assert "streambp keep_kv" in text
+    assert "2.0000 → 1.0000" in text
+    assert "1.000" in text and "2.000" in text
+    assert "oom" in text
+    assert "memory: measured" in text
+    assert "losses: 1.0e-09" in text
+
+
+def test_numbers():
+    one = record("standard", 1)
+    assert peak_bytes(one) == 2**30
+    assert peak_bytes(record("standard", 1, peak_allocated_bytes=7)) == 7
+    assert median_s(one, "forward_backward_time") == 2.0
+    assert median_s(one, "forward_time") is None
+    assert peak_bytes(record("standard", 1, status="oom")) is None
+
+
+def test_losses_are_compared_only_between_methods_of_the_same_run():
+    runs = [record("standard", 1, losses=(2.0,)), record("streambp", 2, losses=(3.0,))]
+    assert loss_agreement(runs) is None
+    runs.append(record("checkpointing", 1, losses=(1.0,)))
+    assert loss_agreement(runs) == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("lengths", [[8], [8, 16, 32]])
+def test_plot_is_a_picture_also_with_runs_that_failed(tmp_path, lengths):
+    runs = [record(method, t) for method in ("standard", "streambp", "new") for t in lengths]
+    runs.append(record("standard", 64, status="oom"))
+    path = save_plot(runs, tmp_path / "plot.png")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["plot.png"]
+    height, width = matplotlib.image.imread(path).shape[:2]
+    assert width > 1000 and height > 400

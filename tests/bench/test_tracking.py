@@ -1,0 +1,166 @@
+"""W&B gets everything but secrets, one run each, and can never cost a run its record."""
+
+import sys
+import types
+from pathlib import Path
+
+import pytest
+
+from streambp.bench import supervise
+from streambp.bench.config import RunConfig, TrackingConfig
+from streambp.bench.records import RunRecord
+from streambp.bench.runner import run_job
+from streambp.bench.tracking import Tracker, tracker_for
+from streambp.bench.tracking.wandb_tracker import MASK, masked, mode
+
+
+class FakeRun:
+    def __init__(self, arguments):
+        self.arguments = arguments
+        self.logged = []
+        self.summary = {}
+        self.exit_code = None
+
+    def log(self, values, step=None):
+        self.logged.append((step, values))
+
+    def finish(self, exit_code=0):
+        self.exit_code = exit_code
+
+
+@pytest.fixture
+def fake_wandb(monkeypatch):
+    module = types.ModuleType("wandb")
+    module.runs = []
+
+    def init(**arguments):
+        module.runs.append(FakeRun(arguments))
+        return module.runs[-1]
+
+    module.init = init
+    module.Settings = lambda **settings: settings
+    module.Table = lambda columns, data: {"columns": columns, "data": data}
+    monkeypatch.setitem(sys.modules, "wandb", module)
+    for name in ("WANDB_API_KEY", "WANDB_MODE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("NETRC", "/nonexistent")
+    monkeypatch.setattr(supervise, "WORKER", (str(Path(__file__).with_name("fake_worker.py")),))
+    return module
+
+
+@pytest.fixture
+def make_config(tmp_path):
+    def make(behaviour="ok", **changes):
+        values = {
+            "model": {"name": "tiny", "config": {"model_type": "qwen3"}},
+            "method": {"name": "standard"},
+            "device": {"name": "cpu"},
+            "runs_dir": str(tmp_path),
+            "tracking": {"name": "wandb", "tags": ["mine"]},
+            "experiment": {"name": "exp", "options": {"behaviour": behaviour}},
+        }
+        return RunConfig.from_dict({**values, **changes})
+
+    return make
+
+
+def test_one_wandb_run_for_each_run_with_everything_in_it(fake_wandb, make_config, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
+    outcomes = [run_job(make_config(seed=seed)) for seed in (0, 1)]
+    assert len(fake_wandb.runs) == 2
+    run, record = fake_wandb.runs[0], outcomes[0].record
+    assert run.arguments["id"] == record.run_id
+    assert run.arguments["group"] == "exp"
+    assert run.arguments["mode"] == "offline"
+    assert {"mine", "exp", "standard"} <= set(run.arguments["tags"])
+    assert run.arguments["config"]["seq_len"] == 1024
+    assert run.arguments["config"]["versions"] == record.versions
+    assert run.logged[0] == (1, {"training/loss": 2.5, "training/grad_norm": 1.0})
+    assert run.logged[-1][1]["time/samples"]["data"][0] == ["forward_backward_time_s", 0, 3.0]
+    assert run.summary["status"] == "ok"
+    assert run.summary["memory/peak_live_bytes"] == 2**30
+    assert run.summary["time/forward_backward_time_s_median"] == 2.0
+    assert run.exit_code == 0
+
+
+@pytest.mark.parametrize("behaviour", ["SIGKILL", "error", "oom"])
+def test_a_failed_run_is_failed_there_and_recorded_here(
+    fake_wandb, make_config, monkeypatch, behaviour
+):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
+    record = run_job(make_config(behaviour)).record
+    (run,) = fake_wandb.runs
+    assert run.exit_code == 1
+    assert run.summary["status"] == record.status != "ok"
+    assert run.logged[0][1]["training/loss"] == 2.5
+    assert RunRecord.load(record.path).status == record.status
+
+
+def test_a_wandb_failure_is_a_warning_and_the_record_stays(fake_wandb, make_config, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
+
+    def broken(**_):
+        raise OSError("no network")
+
+    fake_wandb.init = broken
+    with pytest.warns(UserWarning, match="W&B tracking stopped: OSError: no network"):
+        record = run_job(make_config()).record
+    assert RunRecord.load(record.path).status == "ok"
+
+
+def test_mode_is_offline_without_a_key(monkeypatch, tmp_path):
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    auto = TrackingConfig(name="wandb")
+    assert mode(auto) == "offline"
+    (tmp_path / "netrc").write_text("machine api.wandb.ai login user password x")
+    assert mode(auto) == "online"
+    assert mode(TrackingConfig(name="wandb", mode="offline")) == "offline"
+    (tmp_path / "netrc").unlink()
+    monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
+    assert mode(auto) == "online"
+    monkeypatch.setenv("WANDB_MODE", "disabled")
+    assert mode(auto) == "disabled"
+
+
+def test_what_looks_like_a_key_is_masked(monkeypatch):
+    monkeypatch.setenv("SOME_SERVICE_TOKEN", "a-very-private-value")
+    found = masked(
+        {
+            "api_key": "abc",
+            "nested": [{"password": "x"}, "prefix a-very-private-value suffix"],
+            "overrides": ["data.path=hf_" + "a" * 30],
+            "commit": "0123456789" * 4,
+            "text": "0123456789" * 4,
+            "tokens_per_step": 4,
+            "tokenizer": "/path/to/tokenizer",
+            "monkey": "george",
+        }
+    )
+    assert found["api_key"] == MASK
+    assert found["nested"] == [{"password": MASK}, f"prefix {MASK} suffix"]
+    assert found["overrides"] == [f"data.path={MASK}"]
+    assert found["commit"] == "0123456789" * 4
+    assert found["text"] == MASK
+    assert found["tokens_per_step"] == 4
+    assert found["tokenizer"] == "/path/to/tokenizer"
+    assert found["monkey"] == "george"
+
+
+def test_no_tracking_is_silent(tmp_path):
+    tracker = tracker_for(TrackingConfig(), tmp_path)
+    assert type(tracker) is Tracker
+    assert tracker.event({"event": "step"}) is None
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_offline_with_the_real_wandb(make_config, monkeypatch, tmp_path):
+    pytest.importorskip("wandb")
+    monkeypatch.setattr(supervise, "WORKER", (str(Path(__file__).with_name("fake_worker.py")),))
+    config = make_config(tracking={"name": "wandb", "mode": "offline"})
+    outcome = run_job(config)
+    assert outcome.record.status == "ok"
+    (log,) = outcome.folder.rglob("*.wandb")
+    assert log.stat().st_size > 0
+    assert outcome.record.run_id in log.name
