@@ -2,12 +2,16 @@
 
 import json
 import sys
+from pathlib import Path
 
 import pytest
 import torch
+import yaml
 
 from streambp.bench.config import ModelConfig, TuningConfig
 from streambp.bench.models import build, hf_config, torch_dtype
+
+CONF = Path(__file__).parents[2] / "conf" / "model"
 
 
 def weights(model):
@@ -124,3 +128,15 @@ def test_dtype_that_is_none():
     for name in ("float33", "int64", "nn"):
         with pytest.raises(ValueError, match=f"dtype='{name}'"):
             torch_dtype(name)
+
+
+@pytest.mark.parametrize("file", sorted(CONF.glob("*.yaml")), ids=lambda file: file.stem)
+def test_every_model_of_conf_is_understood(file):
+    config = hf_config(ModelConfig(**yaml.safe_load(file.read_text())))
+    assert config.get_text_config().num_hidden_layers >= 1
+
+
+def test_the_published_8b_model_has_its_published_size():
+    cfg = ModelConfig(**yaml.safe_load((CONF / "qwen3_8b.yaml").read_text()))
+    model = build(cfg, dtype="bfloat16", device="meta", seed=0)
+    assert sum(p.numel() for p in model.parameters()) == 8_190_735_360
