@@ -1,4 +1,4 @@
-"""One thread: the tests are many and tiny, and their float64 sums should not depend on a machine."""
+"""One thread: the tests are many and tiny, and their float64 sums depend on no machine."""
 
 import torch
 
