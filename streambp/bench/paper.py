@@ -71,39 +71,37 @@ class Cell:
 @functools.lru_cache(maxsize=1)
 def cells() -> tuple[Cell, ...]:
     """Every published number that an experiment repeats, in the order of the tables."""
-    return tuple(
-        [
-            *_memory_figure(),
-            *_max_seq_len(),
-            *_by_column(
-                "bp_time_table1",
-                experiment="bp_time_table",
-                quantity="forward_backward_time_s",
-                column="seq_len",
-                model="qwen3_4b",
-                tuning="full",
-                batch_size=1,
-            ),
-            *_by_column(
-                "batch_time_table2",
-                experiment="batch_table",
-                quantity="per_sample_time_s",
-                column="batch_size",
-                model="qwen3_4b",
-                tuning="full",
-                seq_len=9000,
-            ),
-            *_linear_example(),
-            *_by_column(
-                "other_models_table9",
-                experiment="other_models",
-                quantity="peak_bytes",
-                column="seq_len",
-                scale=GIB,  # the paper's "GB" is 2^30: below 2^30 its weights would not fit
-                tuning="full",
-                batch_size=1,
-            ),
-        ]
+    return (
+        *_memory_figure(),
+        *_max_seq_len(),
+        *_by_column(
+            "bp_time_table1",
+            experiment="bp_time_table",
+            quantity="forward_backward_time_s",
+            column="seq_len",
+            model="qwen3_4b",
+            tuning="full",
+            batch_size=1,
+        ),
+        *_by_column(
+            "batch_time_table2",
+            experiment="batch_table",
+            quantity="per_sample_time_s",
+            column="batch_size",
+            model="qwen3_4b",
+            tuning="full",
+            seq_len=9000,
+        ),
+        *_linear_example(),
+        *_by_column(
+            "other_models_table9",
+            experiment="other_models",
+            quantity="peak_bytes",
+            column="seq_len",
+            scale=GIB,  # the paper's "GB" is 2^30: below 2^30 its weights would not fit
+            tuning="full",
+            batch_size=1,
+        ),
     )
 
 
@@ -257,11 +255,12 @@ def _by_column(
         for key, text in row.items():
             if key not in labels:
                 value = _number(text)
+                fields: dict[str, Any] = {**fixed, **labels, column: int(key)}
                 yield Cell(
                     experiment=experiment,
                     quantity=quantity,
                     value=None if value is None else value * scale,
-                    **{**fixed, **labels, column: int(key)},
+                    **fields,
                 )
 
 
