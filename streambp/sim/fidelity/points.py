@@ -1,0 +1,198 @@
+"""Every published point with its simulation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from streambp.bench.search import Probe, find_max
+from streambp.published import load
+from streambp.sim.fidelity import settings
+from streambp.sim.gpus import gpu_named
+from streambp.sim.linear_example import simulate_linear_example
+from streambp.sim.simulation import simulate
+from streambp.sim.workload import Workload
+
+GIB = 2**30
+GB = 1e9
+_SEARCH_LIMIT = 2**22
+#: Our fastest-growing baseline's batch is compared at this length.
+BATCH_SEQ_LEN = 1000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """One published value and ours. `error` is relative: simulated / published - 1."""
+
+    table: str
+    model: str
+    tuning: str
+    method: str
+    x: int
+    quantity: str
+    published: float
+    simulated: float
+
+    @property
+    def error(self) -> float:
+        return self.simulated / self.published - 1
+
+
+def figure3(methods: tuple[str, ...]) -> Iterator[Point]:
+    """Peak GiB by length."""
+    for row in load("bp_memory_figure"):
+        if row["method"] not in methods:
+            continue
+        seq_len = int(row["seq_len"])
+        cell = settings.workload(row["model"], row["tuning"], row["method"], seq_len)
+        yield Point(
+            table="figure3",
+            model=row["model"],
+            tuning=row["tuning"],
+            method=row["method"],
+            x=seq_len,
+            quantity="peak_gib",
+            published=float(row["peak_gib"]),
+            simulated=simulate(cell).peak_bytes / GIB,
+        )
+
+
+def figure3_maxima() -> Iterator[Point]:
+    """Longest sequences: the labelled top markers of figure 3."""
+    longest: dict[tuple[str, str, str], int] = {}
+    for row in load("bp_memory_figure"):
+        if row["method"] != "weights_and_grads":
+            cell = (row["model"], row["tuning"], row["method"])
+            longest[cell] = max(longest.get(cell, 0), int(row["seq_len"]))
+    for (model, tuning, method), published in longest.items():
+        found = max_seq_len(settings.workload(model, tuning, method, published))
+        yield _maximum("figure3_maxima", model, tuning, method, published, found)
+
+
+def table3(methods: tuple[str, ...]) -> Iterator[Point]:
+    """Longest sequences of a whole SFT step."""
+    for row in load("max_seq_len_table3"):
+        if row["objective"] != "sft" or row["method"] not in methods or not row["max_seq_len"]:
+            continue
+        published = int(row["max_seq_len"])
+        cell = (row["model"], row["tuning"], row["method"])
+        found = max_seq_len(settings.trainer_workload(*cell, published))
+        yield _maximum("table3", *cell, published, found)
+
+
+def batch_ratio() -> Iterator[Point]:
+    """Largest batch at equal length over checkpointing's, 8B full SFT (the paper's 4.5)."""
+    sizes = {
+        method: _largest(
+            settings.trainer_workload("qwen3_8b", "full", method, BATCH_SEQ_LEN), "batch_size", 1
+        )
+        for method in ("checkpointing", "streambp")
+    }
+    yield Point(
+        table="batch_ratio",
+        model="qwen3_8b",
+        tuning="full",
+        method="streambp",
+        x=BATCH_SEQ_LEN,
+        quantity="ratio",
+        published=4.5,
+        simulated=sizes["streambp"] / sizes["checkpointing"],
+    )
+
+
+def table8() -> Iterator[Point]:
+    """The linear example: peak and intermediate GB by number of chunks."""
+    for row in load("linear_example_table8"):
+        num_chunks = int(row["num_chunks"])
+        example = simulate_linear_example(num_chunks, gpu_named(settings.GPU))
+        for quantity, num_bytes in (
+            ("peak_gb", example.peak_bytes),
+            ("intermediate_gb", example.intermediate_bytes),
+        ):
+            yield Point(
+                table="table8",
+                model="linear_example",
+                tuning="full",
+                method="standard" if num_chunks == 1 else "streambp",
+                x=num_chunks,
+                quantity=quantity,
+                published=float(row[quantity]),
+                simulated=num_bytes / GB,
+            )
+
+
+def table9(methods: tuple[str, ...]) -> Iterator[Point]:
+    """Peak GiB of Llama and Gemma by length."""
+    for row in load("other_models_table9"):
+        if row["method"] not in methods:
+            continue
+        for seq_len in (int(name) for name in row if name.isdigit()):
+            if not row[str(seq_len)]:
+                continue
+            cell = settings.workload(row["model"], "full", row["method"], seq_len)
+            if "gemma" in row["model"]:
+                cell = cell.replace(assumptions=settings.WINDOWED)
+            yield Point(
+                table="table9",
+                model=row["model"],
+                tuning="full",
+                method=row["method"],
+                x=seq_len,
+                quantity="peak_gib",
+                published=float(row[str(seq_len)]),
+                simulated=simulate(cell).peak_bytes / GIB,
+            )
+
+
+def max_seq_len(cell: Workload) -> int:
+    """The longest sequence (a multiple of 8) whose simulated peak the GPU can hold."""
+    return _largest(cell, "seq_len", 8)
+
+
+def _largest(cell: Workload, parameter: str, step: int) -> int:
+    assert cell.gpu is not None
+    budget_bytes = cell.gpu.usable_bytes
+
+    def try_value(value: int) -> Probe:
+        peak = simulate(cell.replace(**{parameter: value})).peak_bytes
+        return Probe(value=value, fits=peak <= budget_bytes, peak_bytes=peak)
+
+    found = find_max(
+        try_value,
+        budget_bytes=budget_bytes,
+        step=step,
+        start=getattr(cell, parameter),
+        limit=_SEARCH_LIMIT,
+    )
+    return found.largest or 0
+
+
+def _maximum(
+    table: str, model: str, tuning: str, method: str, published: int, simulated: int
+) -> Point:
+    return Point(
+        table=table,
+        model=model,
+        tuning=tuning,
+        method=method,
+        x=published,
+        quantity="max_seq_len",
+        published=published,
+        simulated=simulated,
+    )
+
+
+BASELINES = ("standard", "checkpointing")
+OURS = ("streambp",)
+#: name -> points, in the order of the report.
+TABLES: dict[str, Callable[[], Iterator[Point]]] = {
+    "figure3": lambda: figure3(BASELINES),
+    "figure3_streambp": lambda: figure3(OURS),
+    "figure3_maxima": figure3_maxima,
+    "table3": lambda: table3(BASELINES),
+    "table3_streambp": lambda: table3(OURS),
+    "batch_ratio": batch_ratio,
+    "table8": table8,
+    "table9": lambda: table9(BASELINES),
+    "table9_streambp": lambda: table9(OURS),
+}
