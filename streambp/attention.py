@@ -226,6 +226,8 @@ class PrefixAttention(torch.autograd.Function):
         ctx: Any, q: Tensor, key: Tensor, value: Tensor, view: ChunkView, scoring: Scoring
     ) -> Tensor:
         out, lse = view.saved if view.saved is not None else attend(q, view, scoring)
+        if view.saved is not None:
+            out = out.detach()  # as an output the saved tensor would refer to its own graph
         ctx.save_for_backward(q, out, lse)
         ctx.view, ctx.scoring, ctx.dtypes = view, scoring, (key.dtype, value.dtype)
         return out

@@ -27,14 +27,14 @@ def keeps_graph() -> bool:
 def reusable(grad: torch.Tensor) -> bool:
     """May the running backward function overwrite the gradient it was given?
 
-    Only if this library made it, the graph is not kept, and nobody else refers to it: neither a
-    hook that stored it nor `torch.autograd.grad` waiting to return it. Call it with the argument
-    of a `once_differentiable` backward: other frames hold more references.
+    Only if this library made it, the graph is not kept, and nobody else refers to it or to its
+    storage: neither a hook that stored it (detached, as a view or as an array) nor
+    `torch.autograd.grad` waiting to return it. Call it with the argument of a
+    `once_differentiable` backward: other frames hold more references.
     """
-    if not hasattr(grad, _MARK) or keeps_graph():
+    if not hasattr(grad, _MARK) or not _CAN_COUNT or keeps_graph():
         return False
-    here, usual = _references(grad), _usual_references()
-    return here[0] <= usual[0] and here[1] <= usual[1]
+    return _no_more(_references(grad), _usual_references())
 
 
 def owned_alone(tensor: torch.Tensor, python_references: int) -> bool:
@@ -42,22 +42,36 @@ def owned_alone(tensor: torch.Tensor, python_references: int) -> bool:
 
     python_references: `sys.getrefcount(tensor)` as the caller sees it.
     """
-    alone = torch.empty(0)
-    if not hasattr(tensor, _MARK) or not hasattr(tensor, "_use_count"):
+    if not hasattr(tensor, _MARK) or not _CAN_COUNT:
         return False
-    return python_references <= sys.getrefcount(alone) and tensor._use_count() <= 1
+    alone = torch.empty(1)
+    usual = _counts(alone, sys.getrefcount(alone))
+    return _no_more(_counts(tensor, python_references), usual)
 
 
-def _references(tensor: torch.Tensor) -> tuple[int, int]:
-    """References to the tensor: from C++ and from Python."""
-    return (tensor._use_count(), sys.getrefcount(tensor))  # type: ignore[attr-defined]
+References = tuple[int, int, int]
+_CAN_COUNT = hasattr(torch.Tensor, "_use_count") and hasattr(torch._C, "_storage_Use_Count")
+
+
+def _references(tensor: torch.Tensor) -> References:
+    return _counts(tensor, sys.getrefcount(tensor))
+
+
+def _counts(tensor: torch.Tensor, python_references: int) -> References:
+    """References to the tensor from C++ and from Python, and to its storage."""
+    storage = torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)  # type: ignore[attr-defined]
+    return (tensor._use_count(), python_references, storage)  # type: ignore[attr-defined]
+
+
+def _no_more(here: References, usual: References) -> bool:
+    return all(found <= expected for found, expected in zip(here, usual, strict=True))
 
 
 @functools.cache
-def _usual_references() -> tuple[int, int]:
+def _usual_references() -> References:
     """What `_references` finds for a gradient that nobody else refers to."""
-    if not hasattr(torch.Tensor, "_use_count"):
-        return (-1, -1)  # can't tell: never reuse
+    if not _CAN_COUNT:
+        return (-1, -1, -1)  # can't tell: never reuse
     with torch.enable_grad():
         x = torch.zeros(1, requires_grad=True)
         _Probe.apply(_Probe.apply(x)).sum().backward()
@@ -67,7 +81,7 @@ def _usual_references() -> tuple[int, int]:
 class _Probe(torch.autograd.Function):
     """Measures `_references` in a backward pass with nobody watching."""
 
-    found = (-1, -1)
+    found: References = (-1, -1, -1)
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
@@ -80,6 +94,6 @@ class _Probe(torch.autograd.Function):
         return grad.clone()
 
 
-def _probe_references(grad: torch.Tensor) -> tuple[int, int]:
+def _probe_references(grad: torch.Tensor) -> References:
     # One frame between the backward function and `_references`, as in `reusable`.
     return _references(grad)
