@@ -213,6 +213,10 @@ class DenseMask(ChunkMask):
         return ~((own > self._hidden(own.dtype)) & (own != 0)).any()
 
     def _plan(self, chunks: tuple[Chunk, ...]) -> list[list[Block]]:
+        if self.mask.shape[-1] != chunks[-1].end:
+            raise ValueError(
+                f"attention_mask of shape {tuple(self.mask.shape)} for {chunks[-1].end} tokens."
+            )
         facts = torch.stack([self._facts(chunk) for chunk in chunks])
         if isinstance(facts, FakeTensor):
             return [_worst_case(chunk) for chunk in chunks]
@@ -246,6 +250,11 @@ def mask_interface(
         raise ValueError(
             f"streambp: {q_length} queries but {kv_length} keys; a streamed pass starts from an "
             "empty cache and an attention_mask as long as the input."
+        )
+    if attention_mask is not None and attention_mask.shape != (batch_size, kv_length):
+        raise ValueError(
+            f"attention_mask of shape {tuple(attention_mask.shape)}: a streamed pass needs one "
+            f"entry per token, {(batch_size, kv_length)}, or a 4-D mask."
         )
     if use_vmap or not _only_restricts(mask_function):
         raise ValueError(
