@@ -186,7 +186,8 @@ class DenseMask(ChunkMask):
     def bias(self, chunk: Chunk, start: int, end: int, dtype: torch.dtype) -> torch.Tensor:
         if self.mask.dtype == torch.bool:
             return super().bias(chunk, start, end, dtype)
-        return self._part(chunk, start, end).to(dtype).clamp(min=negative(dtype))
+        visible = self.visible(chunk, start, end)
+        return self._part(chunk, start, end).to(dtype).masked_fill(~visible, negative(dtype))
 
     def _part(self, chunk: Chunk, start: int, end: int) -> torch.Tensor:
         return self.mask[:, :, chunk.start : chunk.end, start:end]
