@@ -37,31 +37,33 @@ _MEMORY_FIELDS = (
     "headroom_bytes",
     "intermediate_peak_bytes",
 )
+_PROVENANCES = ("memory", "time", "training", "flops", "search")
+_PACKAGES = ("python", "torch", "transformers", "streambp")
 _TIMES = ("forward", "backward", "forward_backward", "optimizer", "step")
 COLUMNS = (
     # identity
-    "experiment job run_id fingerprint path timeline_path started_at finished_at "
-    "status status_detail "
+    *("experiment", "job", "run_id", "fingerprint", "path", "timeline_path"),
+    *("started_at", "finished_at", "status", "status_detail"),
     # what was run
-    "kind model method variant chunk_size_tokens head_chunk_size_tokens keep_kv keep_attention "
-    "offload objective tuning lora_rank optimizer dtype seq_len_tokens batch_size grad_accum seed "
-    "num_chunks assumptions "
+    *("kind", "model", "method", "variant", "chunk_size_tokens", "head_chunk_size_tokens"),
+    *("keep_kv", "keep_attention", "offload", "objective", "tuning", "lora_rank", "optimizer"),
+    *("dtype", "seq_len_tokens", "batch_size", "grad_accum", "seed", "num_chunks", "assumptions"),
     # where
-    "device device_label gpu hardware "
+    *("device", "device_label", "gpu", "hardware"),
     # memory
-    "fits peak_bytes peak_kind peak_phase "
-    + " ".join(_MEMORY_FIELDS)
-    + " "
-    # time
-    + " ".join(f"{name}_time_s" for name in _TIMES)
-    + " time_samples "
+    *("fits", "peak_bytes", "peak_kind", "peak_phase", *_MEMORY_FIELDS),
+    # time: medians
+    *(f"{name}_time_s" for name in _TIMES),
+    "time_samples",
     # training, cost, search
-    "loss_first loss_last total_flops search_parameter search_outcome search_largest "
-    "search_smallest_failing search_step search_num_probes search_budget_bytes "
+    *("loss_first", "loss_last", "total_flops", "search_parameter", "search_outcome"),
+    *("search_largest", "search_smallest_failing", "search_step", "search_num_probes"),
+    "search_budget_bytes",
     # how the numbers came to be
-    "provenance_memory provenance_time provenance_training provenance_flops provenance_search "
-    "version_python version_torch version_transformers version_streambp git_commit git_dirty notes"
-).split()
+    *(f"provenance_{name}" for name in _PROVENANCES),
+    *(f"version_{name}" for name in _PACKAGES),
+    *("git_commit", "git_dirty", "notes"),
+)
 
 
 def records(*roots: Path | str) -> list[RunRecord]:
@@ -202,9 +204,9 @@ def _row(record: RunRecord) -> dict[str, Any]:
         row[f"search_{name}"] = search.get(name)
     if search:
         row["search_num_probes"] = len(search.get("probes") or [])
-    for name in ("memory", "time", "training", "flops", "search"):
+    for name in _PROVENANCES:
         row[f"provenance_{name}"] = record.provenance.get(name)
-    for name in ("python", "torch", "transformers", "streambp"):
+    for name in _PACKAGES:
         row[f"version_{name}"] = record.versions.get(name)
     row.update(git_commit=record.git.get("commit"), git_dirty=record.git.get("dirty"))
     row["notes"] = "\n".join(str(note) for note in record.notes)

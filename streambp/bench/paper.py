@@ -18,6 +18,7 @@ from streambp.published import load
 
 GIB = 2**30
 PAPER_GPU = "A800 80GB"
+LINEAR_ROWS, LINEAR_WIDTH = 100_000, 16_384  # the paper's text says 1e6 rows, its numbers 1e5
 EXPERIMENTS = {
     "bp_memory_figure": "figure 3",
     "max_seq_len_table": "table 3",
@@ -105,7 +106,7 @@ def cells() -> tuple[Cell, ...]:
     )
 
 
-def values_of(record: RunRecord, experiment: str) -> dict[str, float | None]:
+def values_of(record: RunRecord) -> dict[str, float | None]:
     """The record's numbers under the names of `Cell.quantity`, None where it has none.
 
     A run that ran out of memory, or whose simulated peak exceeds the budget, has none but the
@@ -135,10 +136,19 @@ def fits(record: RunRecord) -> bool:
 
 
 def matching(record: RunRecord) -> list[Cell]:
-    """The published cells of the record's experiment with its model, method and size."""
+    """The published cells of the record's experiment with its model, method and size.
+
+    None for a run on a CPU, whose bytes and seconds have nothing to do with the paper's.
+    """
     config = record.config
     options = (config.get("experiment") or {}).get("options") or {}
-    searched = (record.search or {}).get("parameter")
+    if _name(config, "device") == "cpu":
+        return []
+    if record.experiment == "linear_example":
+        sizes = (options.get("rows"), options.get("width"))
+        if sizes != (LINEAR_ROWS, LINEAR_WIDTH):
+            return []
+    search = _name(config, "search")
     have = {
         "method": _name(config, "method"),
         "model": _name(config, "model"),
@@ -150,35 +160,24 @@ def matching(record: RunRecord) -> list[Cell]:
     }
 
     def same(cell: Cell) -> bool:
-        return cell.experiment == record.experiment and all(
-            getattr(cell, name) in (None, value) for name, value in have.items()
+        searched = cell.quantity == "max_seq_len_tokens"
+        return (
+            cell.experiment == record.experiment
+            and searched == (search == "max_seq_len")
+            and all(getattr(cell, name) in (None, value) for name, value in have.items())
         )
 
-    is_search = {"seq_len": ("max_seq_len_tokens",), "batch_size": ()}.get(str(searched))
-    return [
-        cell
-        for cell in cells()
-        if same(cell)
-        and (
-            cell.quantity in is_search
-            if is_search is not None
-            else cell.quantity != "max_seq_len_tokens"
-        )
-    ]
+    return [] if search == "max_batch_size" else [cell for cell in cells() if same(cell)]
 
 
 def comparison(record: RunRecord) -> list[dict[str, Any]]:
-    """Rows with `COLUMNS`: each published cell of a record, our number and ours / published.
-
-    Times are compared only where the record's are of a GPU or predicted for one: the paper's
-    clock and a CPU's have nothing to do with each other.
-    """
-    ours = values_of(record, record.experiment)
+    """Rows with `COLUMNS`: each published cell of a record, our number and ours / published."""
+    ours = values_of(record)
     rows = []
     for cell in matching(record):
         value = ours[cell.quantity]
-        is_time = cell.quantity.endswith("_s")
-        kind = "time" if is_time else "search" if "max" in cell.quantity else "memory"
+        max_search = cell.quantity.startswith("max_")
+        kind = "time" if cell.quantity.endswith("_s") else "search" if max_search else "memory"
         published = cell.value
         rows.append(
             {
@@ -187,7 +186,7 @@ def comparison(record: RunRecord) -> list[dict[str, Any]]:
                 "quantity": cell.quantity,
                 "unit": _unit(cell.quantity),
                 "published": published,
-                "ours": value if fits(record) or not is_time else None,
+                "ours": value,
                 "ratio": value / published if value is not None and published else None,
                 "provenance": record.provenance.get(kind),
             }
