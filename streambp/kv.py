@@ -77,7 +77,8 @@ class KVStream:
     def _empty(self, like: torch.Tensor) -> torch.Tensor:
         batch, heads, _, dim = like.shape
         device_type = like.device.type
-        autocast = torch.is_autocast_enabled(device_type) and like.is_floating_point()
+        eligible = like.is_floating_point() and like.dtype != torch.float64
+        autocast = torch.is_autocast_enabled(device_type) and eligible
         dtype = torch.get_autocast_dtype(device_type) if autocast else like.dtype
         return like.new_empty(batch, heads, self.length, dim, dtype=dtype)
 
