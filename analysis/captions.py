@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from typing import Any
 
 import pandas as pd
 
@@ -20,7 +21,7 @@ _QUANTITIES = {
     "max_batch_size": "largest batch",
 }
 _PEAK_KINDS = {"allocated": "bytes allocated on the GPU", "live": "bytes of live tensors"}
-_ASSUMPTIONS = {
+_ASSUMPTIONS: dict[str, dict[Any, str]] = {
     "outputs_kept": {True: "model outputs kept alive in backward"},
     "mask": {"additive": "an additive mask", "padding": "a padding mask"},
     "paper": {True: "the paper's mask and outputs kept alive in backward"},
@@ -85,7 +86,8 @@ def _assumptions(run: pd.DataFrame) -> str:
     simulated = run[run["device"] == "simulated"]
     by_method: dict[str, set[str]] = {}
     for row in simulated.drop_duplicates(["method", "assumptions"]).itertuples():
-        stated = json.loads(row.assumptions) if isinstance(row.assumptions, str) else {}
+        text: Any = row.assumptions
+        stated: dict[str, Any] = json.loads(text) if isinstance(text, str) else {}
         if stated.get("paper"):
             stated = {"paper": True}
         words = [_ASSUMPTIONS.get(name, {}).get(value) for name, value in stated.items()]

@@ -205,10 +205,16 @@ class _Group:
         names = ["published"] if self.has_published else []
         for variant in self.variants:
             options = variant.partition(" (")[2].removesuffix(")")
-            names.append(f"ours, {options}" if options else "ours")
+            word = self._provenance(variant)
+            names.append(f"{word}, {options}" if options else word)
             if self.has_published:
                 names.append("ratio")
         return names
+
+    def _provenance(self, variant: str) -> str:
+        """How our numbers came to be: the heading of their column."""
+        kinds = self.rows.loc[self.rows["variant"] == variant, "provenance"].dropna()
+        return " / ".join(sorted(set(kinds))) or "ours"
 
     def cells(self, chosen: pd.DataFrame) -> list[str]:
         """`chosen`: the rows of `rows` that belong to one line of the table."""
@@ -220,9 +226,8 @@ class _Group:
             row = own.iloc[0] if len(own) else None
             cells.append(ours_text(row, self.form))
             if self.has_published:
-                ratio = None if row is None else row["ratio"]
-                known = ratio is not None and ratio == ratio
-                cells.append(times(float(ratio)) if known else NOTHING)
+                ratio: Any = None if row is None else row["ratio"]
+                cells.append(NOTHING if ratio is None or ratio != ratio else times(ratio))
         return cells
 
 
@@ -394,9 +399,7 @@ def _linear(rows: pd.DataFrame, context: Context, experiment: str) -> list[Table
         ("forward_backward_time_s", "time, s", seconds),
     ):
         chosen = rows[rows["quantity"] == quantity]
-        kinds = sorted(set(chosen["provenance"].dropna()))
-        label = f"{heading} (ours {', '.join(kinds)})" if kinds else heading
-        groups.append(_Group(label, chosen.assign(variant="linear example"), form))
+        groups.append(_Group(heading, chosen.assign(variant="linear example"), form))
     title = f"{_TITLES[experiment]}, {context.device_label}"
     return [grouped(experiment, title, rows, [("num_chunks", "chunks", whole)], groups)]
 
@@ -409,9 +412,7 @@ def _ablation(rows: pd.DataFrame, context: Context, experiment: str) -> list[Tab
         ("forward_backward_time_s", "forward + backward, s"),
     ):
         chosen = rows[rows["quantity"] == quantity]
-        kinds = sorted(set(chosen["provenance"].dropna()))
-        label = f"{heading} (ours {', '.join(kinds)})" if kinds else heading
-        groups.append(_Group(label, chosen.assign(variant="all"), UNITS[quantity][1]))
+        groups.append(_Group(heading, chosen.assign(variant="all"), UNITS[quantity][1]))
     title = f"{_TITLES[experiment]}, {context.device_label}"
     keys: list[tuple[str, str, Format | None]] = [
         ("model", "model", None),

@@ -250,7 +250,7 @@ def _by_column(
 ) -> Iterator[Cell]:
     """The cells of a table with a row per method (and model) and a column per size."""
     for row in load(name):
-        labels = {key: row[key] for key in ("model", "method") if key in row}
+        labels: dict[str, Any] = {key: row[key] for key in ("model", "method") if key in row}
         for key, text in row.items():
             if key not in labels:
                 value = _number(text)

@@ -1,0 +1,142 @@
+"""How every picture looks: colours that the colour-blind can tell apart, a marker per method."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+
+import matplotlib.pyplot as plt
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
+
+# Okabe and Ito's palette; the same colour and marker for a method in every picture.
+METHODS = {
+    "standard": ("#D55E00", "s"),
+    "checkpointing": ("#0072B2", "^"),
+    "mst": ("#CC79A7", "D"),
+    "streambp": ("#009E73", "o"),
+}
+_OTHERS = (("#E69F00", "v"), ("#56B4E9", "P"), ("#000000", "X"))
+# Categories of a memory timeline from the bottom up, each with its colour (Paul Tol's muted set).
+CATEGORIES = {
+    "weights": ("weights", "#BBBBBB"),
+    "gradients": ("gradients", "#888888"),
+    "optimizer": ("optimizer states", "#555555"),
+    "inputs": ("inputs", "#DDDDDD"),
+    "saved_inputs": ("saved layer inputs", "#332288"),
+    "kv": ("keys and values", "#88CCEE"),
+    "kv_grads": ("gradients of keys and values", "#44AA99"),
+    "saved_attention": ("saved attention", "#117733"),
+    "hidden_grads": ("gradients of hidden states", "#999933"),
+    "weight_grad_buffers": ("weight gradient buffers", "#DDCC77"),
+    "activations": ("activations", "#CC6677"),
+    "logits": ("logits", "#882255"),
+    "workspaces": ("kernel workspaces", "#AA4499"),
+    "other": ("other", "#EEEEEE"),
+}
+WIDTH = 7.2  # inches: the text width of a paper
+CAPTION_WIDTH = 118  # characters at the caption's size
+_SETTINGS = {
+    "font.size": 9,
+    "axes.titlesize": 10,
+    "axes.labelsize": 9,
+    "legend.fontsize": 8.5,
+    "xtick.labelsize": 8.5,
+    "ytick.labelsize": 8.5,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": "#DDDDDD",
+    "grid.linewidth": 0.6,
+    "axes.axisbelow": True,
+    "lines.linewidth": 1.6,
+    "lines.markersize": 5,
+    "legend.frameon": False,
+    "savefig.dpi": 200,
+    "pdf.fonttype": 42,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "streambp",  # the same picture twice is the same file
+}
+
+
+@contextmanager
+def styled() -> Iterator[None]:
+    """Matplotlib with the project's settings, within the block only."""
+    with plt.rc_context(_SETTINGS):
+        yield
+
+
+def method_style(name: str, others: Sequence[str] = ()) -> tuple[str, str]:
+    """(colour, marker) of a method; one not known takes its place among `others`."""
+    if name in METHODS:
+        return METHODS[name]
+    rest = [other for other in others if other not in METHODS]
+    return _OTHERS[rest.index(name) % len(_OTHERS) if name in rest else 0]
+
+
+def tokens(axis: Any) -> None:
+    """Label an axis of sequence lengths as 512, 20k."""
+    axis.set_major_formatter(FuncFormatter(lambda value, _: thousands(value)))
+
+
+def thousands(value: float) -> str:
+    """20000 as "20k", 512 as "512"."""
+    return f"{value / 1000:g}k" if value >= 1000 and value % 100 == 0 else f"{value:g}"
+
+
+def finish(figure: Figure, title: str, caption: str, *, legend: Any = None) -> Figure:
+    """Title above, legend and the caption below the panels, nothing on top of anything.
+
+    legend: (handles, labels) of the whole figure.
+    """
+    figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")
+    characters = int(CAPTION_WIDTH * figure.get_figwidth() / WIDTH)
+    text = textwrap.fill(caption, characters)
+    rows = 0
+    if legend and legend[0]:
+        columns = legend_columns(legend[1], characters)
+        rows = -(-len(legend[1]) // columns)
+    height = figure.get_figheight()
+    caption_share = (0.145 * (text.count("\n") + 1) + 0.08) / height
+    legend_share = (0.19 * rows + 0.06) / height if rows else 0
+    figure.get_layout_engine().set(  # type: ignore[union-attr]
+        rect=(0, caption_share + legend_share, 1, 1 - caption_share - legend_share)
+    )
+    if rows:
+        figure.legend(
+            *legend,
+            loc="lower center",
+            bbox_to_anchor=(0.5, caption_share),
+            ncols=columns,
+            columnspacing=1.6,
+            handlelength=2.4,
+            borderaxespad=0.2,
+        )
+    figure.text(0.01, 0.06 / height, text, fontsize=7.5, color="#444444", va="bottom")
+    return figure
+
+
+def legend_columns(labels: Sequence[str], characters: int) -> int:
+    """How many legend entries stand side by side."""
+    longest = max(map(len, labels), default=1) + 9
+    return max(1, min(len(labels), characters // longest))
+
+
+def save(figure: Figure, path: Path, suffixes: Sequence[str] = ("png", "svg", "pdf")) -> list[Path]:
+    """Write the figure in every format; `path` has no suffix. The figure is closed."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    files = []
+    with styled():
+        for suffix in suffixes:
+            files.append(path.with_name(f"{path.name}.{suffix}"))
+            metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(suffix)
+            figure.savefig(files[-1], metadata=metadata)
+    plt.close(figure)
+    return files
