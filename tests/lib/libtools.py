@@ -88,7 +88,7 @@ def randomised(model: Any, seed: int, dtype: torch.dtype) -> Any:
     for module in model.modules():
         for name, buffer in module._buffers.items():
             if buffer is not None and "inv_freq" in name:
-                module._buffers[name] = buffer.float()
+                module._buffers[name] = buffer.type(torch.float32)  # also inside `in_double`
     with torch.no_grad():
         for p in model.parameters():
             noise = torch.randn(p.shape, generator=generator, dtype=torch.float64)
