@@ -8,15 +8,25 @@ is counted with the weight that makes the sum exact.
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import itertools
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
+from typing import Any
+from unittest import mock
+
+from streambp import chunks
+from streambp.chunks import Chunk
 
 #: Loops up to this long are run whole.
 _WHOLE = 6
 
+OnWeight = Callable[[Fraction], None]
 
-def visited_chunks(num_chunks: int, bends: Sequence[int] = ()) -> list[int]:
+
+def visited(num_chunks: int, bends: Sequence[int] = ()) -> list[int]:
     """Indices to run of a loop over `num_chunks`: both ends, and around every bend.
 
     bends: indices from which a chunk's cost stops growing as before (a sliding window fills up).
@@ -29,44 +39,60 @@ def visited_chunks(num_chunks: int, bends: Sequence[int] = ()) -> list[int]:
     return sorted(index for index in wanted if 0 <= index < num_chunks)
 
 
-def weights_of(visited: Sequence[int]) -> list[Fraction]:
+def weights_of(indices: Sequence[int]) -> list[Fraction]:
     """How many chunks each visited one stands for, costs being linear between neighbours.
 
-    The m chunks left out between two neighbours count m/2 times each neighbour's cost.
+    The m chunks left out between two neighbours count m/2 times each neighbour's cost. The first
+    and the last weigh 1, so the weight a loop ends with is 1 in either direction.
     """
-    gaps = [right - left - 1 for left, right in itertools.pairwise(visited)]
+    gaps = [right - left - 1 for left, right in itertools.pairwise(indices)]
     return [
         1 + Fraction(before + after, 2)
         for before, after in zip([0, *gaps], [*gaps, 0], strict=True)
     ]
 
 
-class VisitedChunks(Sequence[int]):
-    """The visited indices of one loop; says which weight applies while it is iterated."""
+class VisitedChunks(tuple[Chunk, ...]):
+    """The visited chunks of a partition; says which weight applies whenever one is taken."""
 
-    def __init__(
-        self, num_chunks: int, bends: Sequence[int], on_weight: Callable[[Fraction], None]
-    ):
-        self._indices = visited_chunks(num_chunks, bends)
-        self._weights = weights_of(self._indices)
+    _weights: list[Fraction]
+    _on_weight: OnWeight
+
+    @classmethod
+    def of(cls, whole: Sequence[Chunk], bends: Sequence[int], on_weight: OnWeight) -> VisitedChunks:
+        """Those of the whole partition that have to be run."""
+        indices = visited(len(whole), bends)
+        self = cls(whole[index] for index in indices)
+        self._weights = weights_of(indices)
         self._on_weight = on_weight
+        return self
 
-    def __len__(self) -> int:
-        return len(self._indices)
+    def __iter__(self) -> Iterator[Chunk]:
+        for position in range(len(self)):
+            yield self[position]
 
-    def __getitem__(self, position):  # type: ignore[no-untyped-def]
-        return self._indices[position]
+    def __getitem__(self, position: Any) -> Any:
+        if isinstance(position, int):
+            self._on_weight(self._weights[position])
+        return super().__getitem__(position)
 
-    def __iter__(self) -> Iterator[int]:
-        return self._walk(range(len(self._indices)))
 
-    def __reversed__(self) -> Iterator[int]:
-        return self._walk(reversed(range(len(self._indices))))
+@contextlib.contextmanager
+def shortened(window: int | None, on_weight: OnWeight) -> Iterator[None]:
+    """Within it, a sequence is cut into the visited chunks alone, wherever the library cuts one.
 
-    def _walk(self, positions: Iterator[int] | range) -> Iterator[int]:
-        try:
-            for position in positions:
-                self._on_weight(self._weights[position])
-                yield self._indices[position]
-        finally:
-            self._on_weight(Fraction(1))
+    window: the model's sliding window in tokens. on_weight: told each visited chunk's weight.
+    Results are meaningless then; shapes, memory and weighted costs are those of the whole loop.
+    """
+    importlib.import_module("streambp.model")  # all that cuts a sequence, before it is replaced
+    partition = chunks.partition
+
+    def visited_partition(length: int, chunk_size: int) -> tuple[Chunk, ...]:
+        bends = [-(-window // chunk_size)] if window else []
+        return VisitedChunks.of(partition(length, chunk_size), bends, on_weight)
+
+    with contextlib.ExitStack() as stack:
+        for name, module in list(sys.modules.items()):
+            if name.startswith("streambp.") and getattr(module, "partition", None) is partition:
+                stack.enter_context(mock.patch.object(module, "partition", visited_partition))
+        yield

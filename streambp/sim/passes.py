@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from streambp import chunks, kernels
+from streambp import kernels
 from streambp.bench.methods import method_named
 from streambp.bench.models import build, hf_config, torch_dtype
 from streambp.bench.step import forward_backward
-from streambp.sim.chunkloops import VisitedChunks
+from streambp.sim.chunkloops import shortened
 from streambp.sim.costs import CostCounter
 from streambp.sim.errors import SimulationError
 from streambp.sim.fake import explained, fake_mode, to_fake, without_data
@@ -98,7 +98,6 @@ def run_pass(
 @contextlib.contextmanager
 def _environment(workload: Workload, costs: CostCounter | None, all_chunks: bool) -> Iterator[None]:
     """Everything that makes the program take the path it would take on the GPU."""
-    bends = _bends(workload)
 
     def weigh(weight: Fraction) -> None:
         if costs is not None:
@@ -109,19 +108,16 @@ def _environment(workload: Workload, costs: CostCounter | None, all_chunks: bool
         if workload.gpu is not None:
             stack.enter_context(cuda_attention(workload.gpu))
             stack.enter_context(kernels.use_device("cuda"))
-        if hasattr(chunks, "walk_with") and not (
-            all_chunks or workload.method_options.get("keep_attention")
-        ):
+        if not (all_chunks or workload.method_options.get("keep_attention")):
             # (Kept attention is a tensor per chunk: leaving chunks out would leave it out.)
-            stack.enter_context(chunks.walk_with(lambda num: VisitedChunks(num, bends, weigh)))
+            stack.enter_context(shortened(_window(workload), weigh))
         yield
 
 
-def _bends(workload: Workload) -> list[int]:
-    """The chunk from which a sliding window is full: attention costs stop growing there."""
-    window = getattr(hf_config(workload.model), "sliding_window", None)
-    chunk_size = workload.method_options.get("chunk_size")
-    return [-(-window // chunk_size)] if window and chunk_size else []
+def _window(workload: Workload) -> int | None:
+    """Tokens a layer with a sliding window sees; None without such layers."""
+    config = hf_config(workload.model)
+    return getattr(config, "sliding_window", None)
 
 
 def _workspaces(workload: Workload) -> dict[Any, Workspace]:

@@ -58,23 +58,6 @@ ATTENTION_WORKSPACES: dict[Any, Workspace] = {
 }
 
 
-def _operand_copies(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> int:
-    """Copies of operands cuBLAS can't read in place: no dimension of unit stride (expanded)."""
-    operands = {id(t): t for t in args if isinstance(t, torch.Tensor) and t.dim() == 2}
-    return sum(t.numel() * t.element_size() for t in operands.values() if _unreadable(t))
-
-
-def _unreadable(matrix: torch.Tensor) -> bool:
-    rows, columns = matrix.shape
-    row_stride, column_stride = matrix.stride()
-    row_major = column_stride == 1 and row_stride >= max(1, columns)
-    column_major = row_stride == 1 and column_stride >= max(1, rows)
-    return not (row_major or column_major)
-
-
-MATMUL_COPIES: dict[Any, Workspace] = {aten.mm.default: _operand_copies}
-
-
 def cublas_workspace_bytes(sm: int) -> list[int]:
     """The workspaces cuBLAS and cuBLASLt hold from the first matmul on, one per library.
 

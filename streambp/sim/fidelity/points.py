@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from streambp.bench import linear_example
 from streambp.bench.search import Probe, find_max
 from streambp.published import load
 from streambp.sim.fidelity import settings
 from streambp.sim.gpus import gpu_named
-from streambp.sim.linear_example import simulate_linear_example
 from streambp.sim.simulation import simulate
 from streambp.sim.workload import Workload
+from streambp.sim.workspaces import cublas_workspace_bytes
 
 GIB = 2**30
 GB = 1e9
@@ -102,12 +103,16 @@ def batch_ratio() -> Iterator[Point]:
 
 def table8() -> Iterator[Point]:
     """The linear example: peak and intermediate GB by number of chunks."""
+    gpu = gpu_named(settings.GPU)
+    rows, width = settings.LINEAR_ROWS, settings.LINEAR_WIDTH
+    lasting = 4 * (rows * width + 4 * width**2) + sum(cublas_workspace_bytes(gpu.sm))
     for row in load("linear_example_table8"):
         num_chunks = int(row["num_chunks"])
-        example = simulate_linear_example(num_chunks, gpu_named(settings.GPU))
+        options = linear_example.Options(rows=rows, width=width, num_chunks=num_chunks)
+        tracker, _ = linear_example.simulate(options, gpu)
         for quantity, num_bytes in (
-            ("peak_gb", example.peak_bytes),
-            ("intermediate_gb", example.intermediate_bytes),
+            ("peak_gb", tracker.peak_bytes),
+            ("intermediate_gb", tracker.peak_bytes - lasting),
         ):
             yield Point(
                 table="table8",

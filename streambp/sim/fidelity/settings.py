@@ -19,6 +19,8 @@ PAPER_CHUNKS = {"chunk_size": 500, "head_chunk_size": 100}
 #: What our own method is simulated with: it takes no outputs and needs no mask.
 OURS = Assumptions(gradients_resident=True, outputs_kept=False, mask="none")
 LORA_RANK = 32
+#: Table 8: X (rows, width), W1 and W2 (width, width).
+LINEAR_ROWS, LINEAR_WIDTH = 100_000, 16_384
 
 #: Table 3 is a trainer's whole step, which lets go of the outputs before backward.
 TRAINER = Assumptions(gradients_resident=True, outputs_kept=False, mask="additive")

@@ -1,0 +1,147 @@
+"""The fast path equals the full simulation to the byte; the simulation equals a real CPU run."""
+
+import dataclasses
+
+import pytest
+import torch
+from simtools import small_model, small_workload
+
+from streambp.bench.config import TuningConfig
+from streambp.bench.methods import method_named
+from streambp.bench.models import build
+from streambp.bench.step import forward_backward
+from streambp.sim.passes import run_pass
+from streambp.sim.simulation import simulate
+from streambp.sim.tracker import LiveTracker, register_model
+
+LORA = TuningConfig(name="lora", rank=4)
+CHUNKS = {"chunk_size": 40, "head_chunk_size": 50}
+CONFIGURATIONS = {
+    "standard": ("standard", {}),
+    "standard, mask": ("standard", {"assumptions": {"mask": "additive"}}),
+    "standard, padding": ("standard", {"assumptions": {"mask": "padding"}}),
+    "standard, LoRA": ("standard", {"tuning": LORA}),
+    "standard, fresh gradients": ("standard", {"assumptions": {"gradients_resident": False}}),
+    "standard, tied": ("standard", {"model": small_model(tie_word_embeddings=True)}),
+    "standard, kept outputs": ("standard", {"assumptions": {"outputs_kept": True}}),
+    "checkpointing": ("checkpointing", {}),
+    "checkpointing, batch": ("checkpointing", {"batch_size": 3}),
+    "checkpointing, LoRA": ("checkpointing", {"tuning": LORA}),
+    "checkpointing, fresh gradients": (
+        "checkpointing",
+        {"assumptions": {"gradients_resident": False}},
+    ),
+    "checkpointing, adamw": (
+        "checkpointing",
+        {"optimizer": "adamw", "optimizer_state_dtype": "float32"},
+    ),
+    "checkpointing, long": ("checkpointing", {"seq_len": 2000}),
+    "streambp": ("streambp", {"method_options": CHUNKS}),
+    "streambp, batch": ("streambp", {"method_options": CHUNKS, "batch_size": 2}),
+    "streambp, LoRA": ("streambp", {"method_options": CHUNKS, "tuning": LORA}),
+    "streambp, kept K and V": ("streambp", {"method_options": {**CHUNKS, "keep_kv": True}}),
+    "streambp, kept attention": (
+        "streambp",
+        {"method_options": {**CHUNKS, "keep_attention": True}},
+    ),
+    "streambp, fresh gradients": (
+        "streambp",
+        {"method_options": CHUNKS, "assumptions": {"gradients_resident": False}},
+    ),
+    "streambp, tied": (
+        "streambp",
+        {"method_options": CHUNKS, "model": small_model(tie_word_embeddings=True)},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CONFIGURATIONS)
+def test_two_short_depths_give_the_full_depth_to_the_byte(name):
+    method, changes = CONFIGURATIONS[name]
+    workload = small_workload(method, **changes)
+    fast, full = simulate(workload), simulate(workload, full=True)
+    assert fast.num_layers_run == 4 and full.num_layers_run == 5
+    assert fast.phase_peaks == full.phase_peaks
+    assert fast.peak_bytes == full.peak_bytes
+    assert fast.by_category == full.by_category
+    assert sum(fast.by_category.values()) == fast.peak_bytes
+    assert fast.resident_by_category == full.resident_by_category
+
+
+@pytest.mark.parametrize("options", [{}, {"keep_kv": True}], ids=["plain", "keep_kv"])
+def test_few_chunks_give_all_chunks_to_the_byte(options):
+    few_options = {"chunk_size": 16, "head_chunk_size": 10, **options}
+    workload = small_workload("streambp", method_options=few_options, model=small_model(2))
+    few, every = run_pass(workload), run_pass(workload, all_chunks=True)
+    assert few.tracker.num_ops < every.tracker.num_ops
+    assert few.tracker.peak_bytes == every.tracker.peak_bytes
+    assert few.tracker.peak_by_category == every.tracker.peak_by_category
+
+
+def test_alternating_layers_repeat_by_their_period():
+    model = small_model(
+        9,
+        model_type="gemma3_text",
+        sliding_window=32,
+        layer_types=["sliding_attention", "full_attention"] * 4 + ["sliding_attention"],
+    )
+    workload = small_workload("checkpointing", model=model)
+    fast, full = simulate(workload), simulate(workload, full=True)
+    assert fast.num_layers_run == 9 and fast.peak_bytes == full.peak_bytes
+
+    longer = dataclasses.replace(
+        model,
+        config={
+            **model.config,
+            "num_hidden_layers": 14,
+            "layer_types": ["sliding_attention", "full_attention"] * 7,
+        },
+    )
+    workload = small_workload("checkpointing", model=longer)
+    fast, full = simulate(workload), simulate(workload, full=True)
+    assert fast.num_layers_run == 8 and fast.phase_peaks == full.phase_peaks
+
+
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [("standard", {}), ("checkpointing", {}), ("streambp", CHUNKS)],
+    ids=["standard", "checkpointing", "streambp"],
+)
+def test_a_real_cpu_run_has_the_simulated_peak(method, options):
+    workload = small_workload(method, method_options=options, gpu=None, dtype="float32")
+    simulated = run_pass(workload, all_chunks=True).tracker.peak_bytes
+
+    model = build(workload.model, dtype="float32", device="cpu", seed=0)
+    method_named(method).apply(model, options)
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    batch = {name: torch.zeros(1, 150, dtype=torch.int64) for name in ("input_ids", "labels")}
+    tracker = LiveTracker()
+    with tracker, register_model(tracker, model):
+        for name, tensor in batch.items():
+            tracker.register(tensor, "inputs", name)
+        forward_backward(model, batch)
+    assert simulated == pytest.approx(tracker.peak_bytes, rel=0.01)
+
+
+def test_the_peak_never_rises_when_the_chunk_shrinks():
+    peaks = [
+        simulate(
+            small_workload(
+                "streambp",
+                model=small_model(2),
+                seq_len=1024,
+                method_options={"chunk_size": chunk_size, "head_chunk_size": chunk_size},
+            )
+        ).peak_bytes
+        for chunk_size in (1024, 512, 256, 128, 64, 32)
+    ]
+    assert peaks == sorted(peaks, reverse=True)
+
+
+def test_streambp_needs_less_than_checkpointing_and_that_less_than_standard():
+    standard, checkpointing, streambp = (
+        simulate(small_workload(method, seq_len=2048, method_options=options)).peak_bytes
+        for method, options in (("standard", {}), ("checkpointing", {}), ("streambp", CHUNKS))
+    )
+    assert streambp < checkpointing < standard
