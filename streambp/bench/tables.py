@@ -106,9 +106,7 @@ def _caption(records: Sequence[RunRecord]) -> list[str]:
         kinds = sorted({str(p) for r in records if (p := r.provenance.get(number))})
         if kinds:
             lines.append(f"{number}: {', '.join(kinds)}")
-    lines.append(
-        "peak: one forward and backward pass; activations: peak less weights and gradients"
-    )
+    lines.append("peak: of one training step; activations: what forward and backward add")
     agreement = loss_agreement(records)
     if agreement is not None:
         lines.append(f"largest relative difference of the methods' losses: {agreement:.1e}")

@@ -32,9 +32,9 @@ def main(folder: str, descriptor: str) -> None:
     training = {"loss_per_step": [2.5], "grad_norm_per_step": [1.0]}
     emit({"event": "section", "name": "training", "values": training})
     print("working", flush=True)
-    if behaviour == "sleep":
+    if behaviour in ("sleep", "slow"):
         (Path(folder) / "worker.pid").write_text(str(os.getpid()))
-        time.sleep(60)
+        time.sleep(60 if behaviour == "sleep" else 0.3)
     if behaviour.startswith("SIG"):
         os.kill(os.getpid(), getattr(signal, behaviour))
         time.sleep(60)
