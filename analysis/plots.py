@@ -77,7 +77,7 @@ def _variants(rows: pd.DataFrame) -> list[str]:
 
 
 # Further variants of a method, one after the other: dash pattern and marker fill.
-_LINES = ("-", (0, (5, 1.2)), (0, (3, 1, 1, 1)), (0, (1, 1)))
+_LINES: tuple[Any, ...] = ("-", (0, (5, 1.2)), (0, (3, 1, 1, 1)), (0, (1, 1)))
 
 
 def _draw_lines(

@@ -41,9 +41,10 @@ CATEGORIES = {
     "workspaces": ("kernel workspaces", "#AA4499"),
     "other": ("other", "#EEEEEE"),
 }
+AROUND = "around"  # marks the title and the caption of a figure
 WIDTH = 7.2  # inches: the text width of a paper
 CAPTION_WIDTH = 118  # characters at the caption's size
-_SETTINGS = {
+_SETTINGS: Any = {
     "font.size": 9,
     "axes.titlesize": 10,
     "axes.labelsize": 9,
@@ -96,7 +97,8 @@ def finish(figure: Figure, title: str, caption: str, *, legend: Any = None) -> F
 
     legend: (handles, labels) of the whole figure.
     """
-    figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")
+    heading = figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")
+    heading.set_gid(AROUND)
     characters = int(CAPTION_WIDTH * figure.get_figwidth() / WIDTH)
     text = textwrap.fill(caption, characters)
     rows = 0
@@ -106,9 +108,8 @@ def finish(figure: Figure, title: str, caption: str, *, legend: Any = None) -> F
     height = figure.get_figheight()
     caption_share = (0.145 * (text.count("\n") + 1) + 0.08) / height
     legend_share = (0.19 * rows + 0.06) / height if rows else 0
-    figure.get_layout_engine().set(  # type: ignore[union-attr]
-        rect=(0, caption_share + legend_share, 1, 1 - caption_share - legend_share)
-    )
+    engine: Any = figure.get_layout_engine()
+    engine.set(rect=(0, caption_share + legend_share, 1, 1 - caption_share - legend_share))
     if rows:
         figure.legend(
             *legend,
@@ -119,7 +120,15 @@ def finish(figure: Figure, title: str, caption: str, *, legend: Any = None) -> F
             handlelength=2.4,
             borderaxespad=0.2,
         )
-    figure.text(0.01, 0.06 / height, text, fontsize=7.5, color="#444444", va="bottom")
+    below = figure.text(0.01, 0.06 / height, text, fontsize=7.5, color="#444444", va="bottom")
+    below.set_gid(AROUND)
+    return figure
+
+
+def bare(figure: Figure) -> Figure:
+    """The figure with its title and caption hidden, for a page that has them as its own text."""
+    for text in figure.findobj(lambda artist: artist.get_gid() == AROUND):
+        text.set_visible(False)
     return figure
 
 

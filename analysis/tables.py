@@ -38,7 +38,7 @@ _CSV_COLUMNS = (
     *("version_streambp", "version_torch", "version_transformers", "git_commit", "finished_at"),
     "path",
 )
-_TITLES = {
+TITLES = {
     "bp_memory_figure": "Peak memory over sequence length (figure 3)",
     "max_seq_len_table": "Longest sequence of a whole training step (table 3)",
     "bp_time_table": "Time of a forward and backward pass (table 1)",
@@ -111,8 +111,8 @@ def tables(found: Iterable[RunRecord], experiment: str) -> list[Table]:
     Raises:
         ValueError: not one of the paper's experiments.
     """
-    if experiment not in _TITLES:
-        known = ", ".join(_TITLES)
+    if experiment not in TITLES:
+        known = ", ".join(TITLES)
         raise ValueError(f"experiment={experiment!r}: not one of the paper's. Fix: one of {known}")
     numbers = comparison(found, experiment)
     result = []
@@ -277,7 +277,7 @@ def _by_method(rows: pd.DataFrame, form: Format) -> list[_Group]:
 
 
 def _title(experiment: str, context: Context, unit: str) -> str:
-    return f"{_TITLES[experiment]}, {unit}, {context.device_label}"
+    return f"{TITLES[experiment]}, {unit}, {context.device_label}"
 
 
 def _advantage(
@@ -400,7 +400,7 @@ def _linear(rows: pd.DataFrame, context: Context, experiment: str) -> list[Table
     ):
         chosen = rows[rows["quantity"] == quantity]
         groups.append(_Group(heading, chosen.assign(variant="linear example"), form))
-    title = f"{_TITLES[experiment]}, {context.device_label}"
+    title = f"{TITLES[experiment]}, {context.device_label}"
     return [grouped(experiment, title, rows, [("num_chunks", "chunks", whole)], groups)]
 
 
@@ -413,7 +413,7 @@ def _ablation(rows: pd.DataFrame, context: Context, experiment: str) -> list[Tab
     ):
         chosen = rows[rows["quantity"] == quantity]
         groups.append(_Group(heading, chosen.assign(variant="all"), UNITS[quantity][1]))
-    title = f"{_TITLES[experiment]}, {context.device_label}"
+    title = f"{TITLES[experiment]}, {context.device_label}"
     keys: list[tuple[str, str, Format | None]] = [
         ("model", "model", None),
         ("seq_len_tokens", "T", whole),

@@ -75,9 +75,8 @@ def _of_the_pass(values: Mapping[str, Any]) -> dict[str, Any]:
     part = slice(kept[0], kept[-1] + 1)
     cut = {name: values[name][part] for name in ("phase", "live_bytes")}
     if values.get("op_index"):
-        cut["op_index"] = [
-            index - values["op_index"][part][0] for index in values["op_index"][part]
-        ]
+        ops = values["op_index"][part]
+        cut["op_index"] = [op - ops[0] for op in ops]
     columns = values["by_category_bytes"].items()
     return {**cut, "by_category_bytes": {name: column[part] for name, column in columns}}
 
