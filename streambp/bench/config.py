@@ -28,7 +28,7 @@ TUNINGS = ("full", "lora")
 DATA_SOURCES = ("corpus", "random", "file")
 OPTIMIZERS = ("adamw", "adamw_8bit", "none")
 TRACKERS = ("none", "wandb")
-EXPERIMENT_KINDS = ("training", "benchmark", "linear_example")
+EXPERIMENT_KINDS = ("training", "benchmark", "linear_example", "fidelity")
 OFFLOADS = ("none", "host")
 
 

@@ -43,6 +43,10 @@ def execute(config: RunConfig, progress: Progress) -> dict[str, Any]:
         from streambp.bench import linear_example
 
         return linear_example.run(config, progress)
+    if config.experiment.kind == "fidelity":
+        from streambp.sim import fidelity
+
+        return fidelity.run(config, progress)
     if config.searches:
         from streambp.bench import search
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from streambp.bench.config import RunConfig
 from streambp.bench.devices.choose import choose, resolve_dtype
+from streambp.bench.memory.budget import OverBudgetError
 from streambp.bench.progress import Progress
 
 __all__ = ["run"]
@@ -35,4 +36,7 @@ def _simulate(cfg: RunConfig, progress: Progress) -> dict[str, Any]:
     sections = dict(sim.simulate_run(cfg))
     for name, values in sections.items():
         progress.section(name, values)
+    memory = sections["memory"]
+    if not memory["fits"]:  # an answer: the record says "oom" beside its numbers
+        raise OverBudgetError(memory["peak_allocated_bytes"], memory["budget_bytes"])
     return sections
