@@ -37,6 +37,6 @@ def _simulate(cfg: RunConfig, progress: Progress) -> dict[str, Any]:
     for name, values in sections.items():
         progress.section(name, values)
     memory = sections["memory"]
-    if not memory["fits"]:  # an answer: the record says "oom" beside its numbers
+    if memory.get("fits") is False:  # an answer: the record says "oom" beside its numbers
         raise OverBudgetError(memory["peak_allocated_bytes"], memory["budget_bytes"])
     return sections
