@@ -7,6 +7,7 @@ cannot hold them all). `python -m analysis.tables runs --out tables` writes them
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -257,7 +258,8 @@ def grouped(
         heads.append((extra[0], len(extra[2]) - skipped))
     lines = []
     names = [column for column, _, _ in keys]
-    for values, chosen in rows.groupby(names, dropna=False, sort=True):
+    settings = sorted(rows.groupby(names, dropna=False, sort=False), key=lambda s: _natural(s[0]))
+    for values, chosen in settings:
         line = [
             NOTHING if value is None or value != value else (form or str)(value)
             for value, (_, _, form) in zip(values, keys, strict=True)
@@ -268,6 +270,20 @@ def grouped(
     note = " Ratio: ours / published." if published else ""
     text = caption(rows, published=published) + note
     return Table(name, title, heads, columns, lines, text, len(keys), rows)
+
+
+def _natural(values: Iterable[Any]) -> list[Any]:
+    """A sorting key that puts 8b before 14b, and what is unknown first."""
+    key = []
+    for value in values:
+        if value is None or value != value:
+            key.append([(0, 0.0, "")])
+        elif isinstance(value, str):
+            parts = re.findall(r"\d+|\D+", value)
+            key.append([(1, float(p), "") if p.isdigit() else (2, 0.0, p) for p in parts])
+        else:
+            key.append([(1, float(value), "")])
+    return key
 
 
 def _by_method(rows: pd.DataFrame, form: Format) -> list[_Group]:

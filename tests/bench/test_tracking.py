@@ -40,6 +40,7 @@ def fake_wandb(monkeypatch):
     module.init = init
     module.Settings = lambda **settings: settings
     module.Table = lambda columns, data: {"columns": columns, "data": data}
+    module.plot = types.SimpleNamespace(line=lambda table, x, y, **options: {"plot of": (x, y)})
     monkeypatch.setitem(sys.modules, "wandb", module)
     for name in ("WANDB_API_KEY", "WANDB_MODE"):
         monkeypatch.delenv(name, raising=False)

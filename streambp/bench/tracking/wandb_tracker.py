@@ -10,7 +10,7 @@ import os
 import re
 import statistics
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,6 +18,7 @@ from streambp.bench.config import TrackingConfig
 from streambp.bench.progress import Event
 from streambp.bench.records import RunRecord
 from streambp.bench.tracking.base import Tracker
+from streambp.bench.tracking.wandb_tables import tables_of
 
 MASK = "***"
 _SECRET_NAME = re.compile(r"(?i)(?:^|[^a-z])(?:api)?(?:key|token|password|passwd|secret)s?$")
@@ -84,6 +85,13 @@ def summary(record: RunRecord) -> dict[str, Any]:
     return values
 
 
+def _tags(record: RunRecord, own: Sequence[str]) -> list[str]:
+    """The user's tags, then experiment, model, method, tuning, device: 64 characters at most."""
+    groups = (record.config.get(name) for name in ("model", "method", "tuning", "device"))
+    names = [group["name"] for group in groups if isinstance(group, Mapping)]
+    return list(dict.fromkeys(str(tag)[:64] for tag in [*own, record.experiment, *names] if tag))
+
+
 class WandbTracker(Tracker):
     """Config, per-step metrics, raw time samples, memory, summary and status of one run."""
 
@@ -111,7 +119,7 @@ class WandbTracker(Tracker):
             project=self._config.project,
             entity=self._config.entity,
             group=self._config.group or record.experiment,
-            tags=[*self._config.tags, record.experiment, record.config["method"]["name"]],
+            tags=_tags(record, self._config.tags),
             name=record.job,
             id=record.run_id,
             dir=str(self._folder),
@@ -134,15 +142,14 @@ class WandbTracker(Tracker):
         import wandb
 
         self._run.summary.update(masked(summary(record)))
-        samples = [
-            [name.removesuffix("_samples"), index, value]
-            for name, values in (record.time or {}).items()
-            if name.endswith("_s_samples")
-            for index, value in enumerate(values or [])
-        ]
-        if samples:
-            columns: list[str | int] = ["measure", "sample", "seconds"]
-            self._run.log({"time/samples": wandb.Table(columns=columns, data=samples)})
+        for key, values in tables_of(record, self._folder).items():
+            columns: list[str | int] = list(values.columns)
+            table = wandb.Table(columns=columns, data=masked(values.rows))
+            self._run.log({key: table})
+            if values.plot:
+                x, y, stroke = values.plot
+                drawn = wandb.plot.line(table, x, y, stroke=stroke, title=values.title)
+                self._run.log({f"{key}_plot": drawn})
         self._run.finish(exit_code=0 if record.status == "ok" else 1)
         self._run = None
 
