@@ -42,6 +42,14 @@ class ChunkView:
     saved: tuple[Tensor, Tensor] | None = None
     keep: bool = False
 
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise ValueError(
+            f"streambp: this model's attention looks into its mask itself (.{name}); it can't be "
+            "streamed exactly."
+        )
+
     @property
     def span(self) -> slice:
         """The chunk's tokens."""

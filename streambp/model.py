@@ -54,6 +54,7 @@ class StreamState:
     active: bool = False  # inside a streamed forward of the base model
     fold_norm: bool = True  # leave the final norm to the head's chunks
     folding: bool = False
+    norm_calls: int = 0  # of the final norm while `folding`
     padded: bool = False  # the caller gave a 2-D mask, so some mask must reach the layers
     unnormed: Tensor | None = None
     masks: dict[int, DenseMask] = field(default_factory=dict)
@@ -226,6 +227,7 @@ def _layer_forward(self: Any, *args: Any, **kwargs: Any) -> Any:
 def _norm_forward(self: Any, *args: Any, **kwargs: Any) -> Any:
     state: StreamState = self.__dict__[STATE]
     if state.folding:
+        state.norm_calls += 1
         state.unnormed = args[0] if args else kwargs["hidden_states"]
         return state.unnormed
     return original_forward(self)(self, *args, **kwargs)
@@ -285,12 +287,13 @@ def _padding_never_matters(named: dict[str, Any], shifted: Tensor) -> bool:
 def _hidden_states(causal: Any, state: StreamState, named: dict[str, Any]) -> Tensor:
     """The base model's output (B, T, D), before the final norm if the head's chunks apply it."""
     base = getattr(causal, causal.base_model_prefix)
-    state.folding, state.unnormed = state.fold_norm, None
+    state.folding, state.unnormed, state.norm_calls = state.fold_norm, None, 0
     try:
         outputs = base(**named)
         hidden = outputs[0]  # last_hidden_state, in a tuple too
-        if state.folding and hidden is not state.unnormed:
-            # Something follows the norm in this model: leave the norm where it is from now on.
+        if state.folding and (hidden is not state.unnormed or state.norm_calls != 1):
+            # Something follows the norm in this model, or the norm runs elsewhere in it too:
+            # leave it where it is from now on.
             state.folding = state.fold_norm = False
             del outputs, hidden
             return _hidden_states(causal, state, named)

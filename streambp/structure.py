@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from transformers import PreTrainedModel
-from transformers.modeling_outputs import MoeModelOutputWithPast
+from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from streambp.layer import cache_argument, original_forward
 
@@ -139,6 +139,14 @@ def finish_logits(causal: PreTrainedModel, logits: Tensor) -> Tensor:
     return logits if softcap is None else torch.tanh(logits / softcap) * softcap
 
 
+class _AnyOutput(BaseModelOutputWithPast):
+    """Hidden states, and `None` for whatever else a model expects of its base."""
+
+    def __getattr__(self, name: str) -> None:
+        if name.startswith("__"):
+            raise AttributeError(name)
+
+
 class _FixedHidden(torch.nn.Module):
     """Stands in for the base model and returns given hidden states."""
 
@@ -146,8 +154,8 @@ class _FixedHidden(torch.nn.Module):
         super().__init__()
         self.hidden = hidden
 
-    def forward(self, *_: Any, **__: Any) -> MoeModelOutputWithPast:
-        return MoeModelOutputWithPast(last_hidden_state=self.hidden)
+    def forward(self, *_: Any, **__: Any) -> BaseModelOutputWithPast:
+        return _AnyOutput(last_hidden_state=self.hidden)
 
 
 def _check_head(structure: Structure) -> None:
