@@ -77,6 +77,17 @@ class Options:
             raise ConfigError(
                 "experiment.options.rounds", parsed.rounds, "must be at least 1", "rounds: 5"
             )
+        for goal in parsed.targets:
+            if goal.measure not in MEASURES:
+                fix = f"one of {', '.join(MEASURES)}"
+                raise ConfigError("experiment.options.targets", vars(goal), "no such measure", fix)
+            lengths = parsed.time_seq_lens if goal.measure == "time" else parsed.memory_seq_lens
+            if goal.seq_len not in lengths:
+                problem, fix = "this length is not measured", f"seq_len one of {lengths}"
+                raise ConfigError("experiment.options.targets", vars(goal), problem, fix)
+            if not {goal.variant, goal.over} <= set(parsed.variants):
+                fix = f"one of {', '.join(parsed.variants)}"
+                raise ConfigError("experiment.options.targets", vars(goal), "no such variant", fix)
         return parsed
 
 
