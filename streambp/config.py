@@ -22,6 +22,10 @@ class StreamConfig:
         token and layer, instead of projecting them again.
     keep_attention: keep every layer's attention output and log-sum-exp, `H * (E + 1)` elements per
         token and layer, so that no attention is computed twice.
+    recompute_head: form the head's weight gradient in the backward pass, a block of the vocabulary
+        at a time, so that no fp32 tensor of its size (4 * V * D bytes) is needed; costs one more
+        product with the head's weight and 4 * D bytes per token. Needs a plain linear head without
+        soft-cap; others ignore it.
     offload: where saved tensors wait for the backward pass; only 'none' (the device) so far.
 
     Raises `ValueError` naming the field, for chunk sizes below 1, switches that are not bool and
@@ -32,13 +36,14 @@ class StreamConfig:
     head_chunk_size: int | None = None
     keep_kv: bool = False
     keep_attention: bool = False
+    recompute_head: bool = False
     offload: str = "none"
 
     def __post_init__(self) -> None:
         for field in ("chunk_size", "head_chunk_size"):
             if getattr(self, field) is not None:
                 check_chunk_size(field, getattr(self, field))
-        for field in ("keep_kv", "keep_attention"):
+        for field in ("keep_kv", "keep_attention", "recompute_head"):
             if not isinstance(getattr(self, field), bool):
                 raise ValueError(f"{field}={getattr(self, field)!r}: use True or False.")
         if self.offload not in OFFLOAD:

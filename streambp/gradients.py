@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from streambp import kernels
 from streambp.labels import label
 
 Tensor = torch.Tensor
@@ -59,38 +60,36 @@ class GradientSums:
         """`sum += grad^T @ x` for grad (N, O), x (N, I), without a product of its own if it can."""
         i = self._index[id(leaf)]
         total = self._sums[i]
-        dtype = self._dtype(leaf)
-        if dtype == grad.dtype:
-            if total is None:
-                self._sums[i] = label(grad.t() @ x, "weight_grad_buffers")
-            else:
-                total.addmm_(grad.t(), x)
-        elif _has_wide_addmm(grad.device):
-            if total is None:
-                product = torch.mm(grad.t(), x, out_dtype=dtype)
-                self._sums[i] = label(product, "weight_grad_buffers")
-            else:
-                torch.addmm(total, grad.t(), x, out_dtype=dtype, out=total)
+        if self._dtype(leaf) != torch.promote_types(grad.dtype, torch.float32):
+            self.add(leaf, grad.t() @ x, fresh=True)  # one chunk: the sum stays 16-bit
+        elif total is None:
+            self._sums[i] = label(product(grad, x), "weight_grad_buffers")
         else:
-            self.add(leaf, grad.t() @ x, fresh=True)
+            product(grad, x, total)
 
     def take(self) -> list[Tensor | None]:
         """Every leaf's gradient in the leaf's dtype, `None` where nothing was added.
 
         Hands each sum over and forgets it, so that no more than one is held twice at a time.
         """
-        grads: list[Tensor | None] = []
-        for i, leaf in enumerate(self._leaves):
+        grads: list[Tensor | None] = [None] * len(self._leaves)
+        # The smallest first: a sum and its copy are held together until the next one is taken.
+        for i in sorted(range(len(grads)), key=lambda i: self._leaves[i].numel()):
             total, self._sums[i] = self._sums[i], None
-            grads.append(None if total is None else total.to(leaf.dtype))
+            if total is not None:
+                grads[i] = total.to(self._leaves[i].dtype)
         return grads
 
 
+def _has_wide_addmm(tensor: Tensor) -> bool:
+    """Can the tensor's device add a product of 16-bit matrices into an fp32 one?"""
+    if tensor.device.type == "cuda":
+        return _try_wide_addmm(tensor.device)
+    return kernels.device_type_of(tensor) == "cuda"  # simulated
+
+
 @functools.cache
-def _has_wide_addmm(device: torch.device) -> bool:
-    """Can this device add a product of 16-bit matrices into an fp32 one?"""
-    if device.type != "cuda":
-        return False
+def _try_wide_addmm(device: torch.device) -> bool:
     total = torch.zeros(16, 16, device=device)
     ones = torch.ones(16, 16, device=device, dtype=torch.bfloat16)
     try:
@@ -98,6 +97,42 @@ def _has_wide_addmm(device: torch.device) -> bool:
     except (RuntimeError, TypeError, NotImplementedError):
         return False
     return bool((total == 16).all())
+
+
+def product(grad: Tensor, x: Tensor, total: Tensor | None = None) -> Tensor:
+    """`total + grad^T @ x` for grad (N, O), x (N, I); fp32 for 16-bit ones, in place if it can."""
+    dtype = torch.promote_types(grad.dtype, torch.float32)
+    if dtype != grad.dtype and not _has_wide_addmm(grad):
+        fresh = (grad.t() @ x).to(dtype)
+        return fresh if total is None else total.add_(fresh)
+    if total is None:
+        return (
+            torch.mm(grad.t(), x) if dtype == grad.dtype else torch.mm(grad.t(), x, out_dtype=dtype)
+        )
+    if dtype == grad.dtype:
+        return total.addmm_(grad.t(), x)
+    return torch.addmm(total, grad.t(), x, out_dtype=dtype, out=total)
+
+
+def adds_in_place(param: Tensor) -> bool:
+    """Inside a backward pass: may it add to `param.grad` itself and deliver nothing?
+
+    Only if there is a gradient to add to, this pass would add to it, and nobody is to be told:
+    no hook on the parameter and no process group, whose hooks can't be seen from here.
+    """
+    grad = param.grad
+    if not param.is_leaf or grad is None or grad.is_sparse or grad.dtype != param.dtype:
+        return False
+    if param._backward_hooks or getattr(param, "_post_accumulate_grad_hooks", None):
+        return False
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return False
+    with torch.enable_grad():
+        node = torch.autograd.graph.get_gradient_edge(param).node
+    try:
+        return bool(torch._C._will_engine_execute_node(node))
+    except RuntimeError:  # torch.autograd.grad asks for the parameter's gradient
+        return False
 
 
 class _Linear(torch.autograd.Function):

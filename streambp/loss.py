@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from streambp.blocked_head import BlockedCrossEntropy, BlockedHeadCall
 from streambp.config import DEFAULT_HEAD_CHUNK_SIZE
 from streambp.head import HeadCall, StreamedCrossEntropy, StreamedLogProbs
 
@@ -78,8 +79,15 @@ def linear_cross_entropy(
     return cross_entropy(call, hidden, num_items)
 
 
-def cross_entropy(call: HeadCall, hidden: Tensor, num_items: int | Tensor | None) -> Tensor:
+def cross_entropy(
+    call: HeadCall,
+    hidden: Tensor,
+    num_items: int | Tensor | None,
+    blocked: BlockedHeadCall | None = None,
+) -> Tensor:
     """Sum of -log p over the labels that count, divided by `num_items` (`None`: their number).
+
+    blocked: the same head, to be differentiated by vocabulary blocks (not under autocast).
 
     Where no label counts the divisor is at least 1, so the loss is 0 and not 0 / 0.
     """
@@ -87,6 +95,10 @@ def cross_entropy(call: HeadCall, hidden: Tensor, num_items: int | Tensor | None
     counted = (call.labels != call.ignore_index).sum()
     divisor = torch.as_tensor(counted if num_items is None else num_items, device=hidden.device)
     divisor = divisor.to(wide).clamp(min=(counted == 0).to(wide))
+    if blocked is not None and not torch.is_autocast_enabled(hidden.device.type):
+        return BlockedCrossEntropy.apply(
+            blocked, divisor, hidden, blocked.weight, *blocked.norm_parameters()
+        )
     if _is_fp16(hidden) or not torch.is_grad_enabled():
         return -StreamedLogProbs.apply(call, hidden, *call.parameters()).sum() / divisor
     return StreamedCrossEntropy.apply(call, divisor, hidden, *call.parameters())

@@ -21,6 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from streambp import attention, structure
+from streambp.blocked_head import BlockedHeadCall
 from streambp.buffers import owned_alone
 from streambp.chunks import partition
 from streambp.config import StreamConfig
@@ -175,8 +176,10 @@ def _causal_forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         chunk_size=state.config.head_chunk,
         overwrite=overwrite,
     )
+    blocked = _blocked(self, norm, head, call) if state.config.recompute_head else None
+    num_items = named.get("num_items_in_batch")
     # Through __call__, so that the hooks of sharded training gather the head's weight.
-    loss = head(hidden, streambp_loss=(call, named.get("num_items_in_batch")))
+    loss = head(hidden, streambp_loss=lambda h: cross_entropy(call, h, num_items, blocked))
     use_tuple = return_dict is False or not getattr(self.config, "return_dict", True)
     return (loss,) if use_tuple else CausalLMOutputWithPast(loss=loss)
 
@@ -236,8 +239,7 @@ def _norm_forward(self: Any, *args: Any, **kwargs: Any) -> Any:
 def _head_forward(self: Any, *args: Any, streambp_loss: Any = None, **kwargs: Any) -> Any:
     if streambp_loss is None:
         return original_forward(self)(self, *args, **kwargs)
-    call, num_items = streambp_loss
-    return cross_entropy(call, args[0], num_items)
+    return streambp_loss(args[0])
 
 
 _FORWARDS = {
@@ -312,6 +314,22 @@ def _logits(causal: Any, norm: Any, head: Any, rows: Tensor) -> Tensor:
     if norm is not None:
         rows = original_forward(norm)(norm, rows)
     return structure.finish_logits(causal, original_forward(head)(head, rows))
+
+
+def _blocked(causal: Any, norm: Any, head: Any, call: HeadCall) -> BlockedHeadCall | None:
+    """The call for `recompute_head`, if the head is a plain trainable matrix."""
+    if type(head) is not torch.nn.Linear or head.bias is not None:
+        return None
+    if not head.weight.requires_grad or not structure.plain_logits(causal):
+        return None
+    return BlockedHeadCall(
+        norm=None if norm is None else functools.partial(original_forward(norm), norm),
+        norm_modules=[] if norm is None else [norm],
+        weight=head.weight,
+        labels=call.labels,
+        chunk_size=call.chunk_size,
+        overwrite=call.overwrite,
+    )
 
 
 @contextmanager

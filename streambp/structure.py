@@ -131,6 +131,11 @@ def logit_softcap(causal: PreTrainedModel) -> float | None:
     return getattr(causal.config, "final_logit_softcapping", None)
 
 
+def plain_logits(causal: PreTrainedModel) -> bool:
+    """True where the head's output is the logits, with nothing done to it."""
+    return logit_factor(causal) == 1.0 and logit_softcap(causal) is None
+
+
 def finish_logits(causal: PreTrainedModel, logits: Tensor) -> Tensor:
     """Everything the model does to its head's output before the loss."""
     factor, softcap = logit_factor(causal), logit_softcap(causal)

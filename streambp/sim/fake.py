@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import traceback
 from collections.abc import Iterator
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 from unittest import mock
@@ -96,11 +97,12 @@ def explained(what: str) -> Iterator[None]:
 
 
 def _caller(error: BaseException) -> str:
-    """The innermost line outside torch that led to the op."""
+    """The innermost line outside torch and the simulator that led to the op."""
     frames = traceback.extract_tb(error.__traceback__)
-    outside = [frame for frame in frames if "/torch/" not in frame.filename.replace("\\", "/")]
+    ours = (Path(torch.__file__).parent, Path(__file__).parent)
+    outside = [f for f in frames if not any(p in Path(f.filename).parents for p in ours)]
     frame = (outside or frames)[-1]
-    path = "/".join(frame.filename.replace("\\", "/").split("/")[-3:])
+    path = "/".join(Path(frame.filename).parts[-3:])
     return f"{path}:{frame.lineno} in {frame.name}: {frame.line}"
 
 

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from streambp import kernels
+from streambp.bench.memory.state import fill_gradients
 from streambp.bench.methods import method_named
 from streambp.bench.models import build, hf_config, torch_dtype
 from streambp.bench.step import forward_backward
@@ -77,6 +78,8 @@ def run_pass(
     with explained(what), mode, _environment(workload, costs, all_chunks):
         method_named(workload.method).apply(model, workload.method_options)
         _check_attention(model)
+        if workload.assumptions.gradients_resident:
+            fill_gradients(model)
         with tracker, register_model(tracker, model):
             kept = _resident_tensors(workload, model, tracker)
             batch = _batch(workload, model, tracker)
@@ -132,19 +135,14 @@ def _workspaces(workload: Workload) -> dict[Any, Workspace]:
 def _resident_tensors(
     workload: Workload, model: nn.Module, tracker: LiveTracker
 ) -> list[torch.Tensor]:
-    """Allocate what exists before the pass: optimizer states, gradients, cuBLAS workspaces."""
+    """Allocate what else exists before the pass: optimizer states and cuBLAS workspaces."""
     trainable = [p for p in model.parameters() if p.requires_grad]
-    names = {id(p): name for name, p in model.named_parameters()}
     state_dtype = workload.optimizer_state_dtype
     kept = allocate_states(
         trainable, workload.optimizer, torch_dtype(state_dtype) if state_dtype else None
     )
     for state in kept:
         tracker.register(state, "optimizer", "optimizer state")
-    if workload.assumptions.gradients_resident:
-        for parameter in trainable:
-            parameter.grad = torch.zeros_like(parameter)
-            tracker.register(parameter.grad, "gradients", names[id(parameter)])
     if workload.gpu is not None and workload.assumptions.cublas_workspace:
         for num_bytes in cublas_workspace_bytes(workload.gpu.sm):
             workspace = torch.empty(num_bytes, dtype=torch.uint8)

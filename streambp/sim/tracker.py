@@ -311,7 +311,8 @@ class LiveTracker(TorchDispatchMode):
 def register_model(tracker: LiveTracker, model: torch.nn.Module) -> contextlib.ExitStack:
     """Count a model's weights, buffers and resident gradients, and its gradients as they appear.
 
-    Returns a context that removes the hooks put on the parameters.
+    Returns a context that removes the hooks put on parameters without a gradient. (Those with one
+    get none: their gradient stays the same tensor, and a hook could change what a method does.)
     """
     stack = contextlib.ExitStack()
     for name, buffer in model.named_buffers():
@@ -320,7 +321,7 @@ def register_model(tracker: LiveTracker, model: torch.nn.Module) -> contextlib.E
         tracker.register(parameter, "weights", name)
         if parameter.grad is not None:
             tracker.register(parameter.grad, "gradients", name)
-        if parameter.requires_grad:
+        elif parameter.requires_grad:
             hook = parameter.register_post_accumulate_grad_hook(_gradient_hook(tracker, name))
             stack.callback(hook.remove)
     return stack
