@@ -10,14 +10,25 @@ if TYPE_CHECKING:
     from streambp.config import StreamConfig
     from streambp.loss import linear_cross_entropy, token_logprobs
     from streambp.model import disable, enable
+    from streambp.sim.plan import estimate_max_sequence_length, plan
 
-__all__ = ["StreamConfig", "disable", "enable", "linear_cross_entropy", "token_logprobs"]
+__all__ = [
+    "StreamConfig",
+    "disable",
+    "enable",
+    "estimate_max_sequence_length",
+    "linear_cross_entropy",
+    "plan",
+    "token_logprobs",
+]
 
 _MODULES = {
     "StreamConfig": "config",
     "disable": "model",
     "enable": "model",
+    "estimate_max_sequence_length": "sim.plan",
     "linear_cross_entropy": "loss",
+    "plan": "sim.plan",
     "token_logprobs": "loss",
 }
 

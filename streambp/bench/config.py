@@ -144,6 +144,7 @@ class MethodConfig:
     head_chunk_size: int | None = None  # tokens per chunk of the output head
     keep_kv: bool = False
     keep_attention: bool = False
+    recompute_head: bool = False
     offload: str = "none"
     options: dict[str, Any] = field(default_factory=dict)  # of methods other than streambp
 
@@ -155,6 +156,7 @@ class MethodConfig:
             )
         _check_bool("method.keep_kv", self.keep_kv)
         _check_bool("method.keep_attention", self.keep_attention)
+        _check_bool("method.recompute_head", self.recompute_head)
         _check_choice("method.offload", self.offload, OFFLOADS)
 
 

@@ -95,6 +95,7 @@ METHODS: dict[str, Method] = {
                 "head_chunk_size": None,
                 "keep_kv": False,
                 "keep_attention": False,
+                "recompute_head": False,
                 "offload": "none",
             },
         ),

@@ -63,7 +63,7 @@ def _time_s(record: RunRecord) -> float | None:
 
 def _label(record: RunRecord) -> str:
     method = record.config["method"]
-    options = [name for name in ("keep_kv", "keep_attention") if method.get(name)]
+    options = [name for name in ("keep_kv", "keep_attention", "recompute_head") if method.get(name)]
     if method.get("chunk_size"):
         options.insert(0, f"chunk {method['chunk_size']}")
     return f"{method['name']} ({', '.join(options)})" if options else method["name"]
