@@ -124,7 +124,8 @@ class CostCounter(TorchDispatchMode):
             formula, gradients = ATTENTION_FLOPS[packet]
             kind, flops = ATTENTION, formula(args, kwargs, _is_causal(func, args, kwargs))
         elif packet in flop_registry:
-            kind, flops = MATMUL, flop_registry[packet](*args, **kwargs, out_val=out)
+            operands = [a for a in args if not isinstance(a, torch.dtype)]  # less the out_dtype
+            kind, flops = MATMUL, flop_registry[packet](*operands, **kwargs, out_val=out)
         else:
             kind, flops = OTHER, 0
         stage = BACKWARD if gradients else RECOMPUTE if self._in_backward else FORWARD

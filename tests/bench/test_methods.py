@@ -31,6 +31,7 @@ def test_given_options_override_the_defaults():
         "head_chunk_size": None,
         "keep_kv": True,
         "keep_attention": False,
+        "recompute_head": False,
         "offload": "none",
     }
 
