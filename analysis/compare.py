@@ -54,14 +54,13 @@ def comparison(found: Iterable[RunRecord], experiment: str) -> pd.DataFrame:
     device_label is None.
     """
     records = [r for r in found if r.experiment == experiment]
-    by_path = {str(record.path): record for record in records}
     keys = ["device_label", "dtype", "variant", *_FRAME_CELL, "optimizer", "assumptions"]
     keys += ["search_parameter"]
     rows = newest(frame(records), keys)
     numbers = [
         number
-        for row in rows.to_dict("records")
-        for number in _numbers(row, by_path[row["path"]], experiment)
+        for index, row in rows.to_dict("index").items()
+        for number in _numbers(row, records[int(str(index))], experiment)
     ]
     seen = {(n["quantity"], *_key(n)) for n in numbers if n["published_fits"] is not None}
     for cell in paper.cells():

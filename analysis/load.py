@@ -89,19 +89,26 @@ def records(*roots: Path | str) -> list[RunRecord]:
 
 
 def frame(found: Iterable[RunRecord]) -> pd.DataFrame:
-    """One row per record, columns `COLUMNS`. Times are medians of the raw samples.
+    """One row per record, columns `COLUMNS`; the index counts the records given. Times are medians
+    of the raw samples.
 
     A record whose insides do not have the form that its schema version promises is skipped with a
     warning that names its file.
     """
-    rows = []
-    for record in found:
+    rows = {}
+    for index, record in enumerate(found):
         try:
-            rows.append(_row(record))
+            rows[index] = _row(record)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             reason = f"{type(error).__name__}: {error}"
             warnings.warn(f"skipped {record.path}: its contents are malformed ({reason})")
-    return pd.DataFrame(rows, columns=list(COLUMNS)).astype({"fits": object})
+    table = pd.DataFrame(list(rows.values()), index=list(rows), columns=list(COLUMNS))
+    return table.astype({"fits": object})
+
+
+def sound(found: Sequence[RunRecord]) -> list[RunRecord]:
+    """The records that `frame` has a row for; it warns about the others."""
+    return [found[index] for index in frame(found).index]
 
 
 def load(*roots: Path | str) -> pd.DataFrame:
@@ -166,7 +173,7 @@ def _row(record: RunRecord) -> dict[str, Any]:
     row.update(status=record.status, status_detail=record.status_detail, path=str(record.path))
     if record.path is not None and (record.path.parent / TIMELINE_NAME).exists():
         row["timeline_path"] = str(record.path.parent / TIMELINE_NAME)
-    experiment = config.get("experiment") or {}
+    experiment = config["experiment"]
     row.update(
         kind=experiment.get("kind", "training"),
         model=config["model"]["name"],
@@ -181,8 +188,8 @@ def _row(record: RunRecord) -> dict[str, Any]:
         tuning=_name(config, "tuning"),
         optimizer=_name(config, "optimizer"),
         dtype=config.get("dtype"),
-        seq_len_tokens=config.get("seq_len"),
-        batch_size=config.get("batch_size"),
+        seq_len_tokens=_number(config["seq_len"]),
+        batch_size=_number(config["batch_size"]),
         grad_accum=config.get("grad_accum"),
         seed=config.get("seed"),
         num_chunks=(experiment.get("options") or {}).get("num_chunks"),
@@ -201,7 +208,8 @@ def _row(record: RunRecord) -> dict[str, Any]:
     row["total_flops"] = (record.flops or {}).get("total_flops")
     search = record.search or {}
     for name in ("parameter", "outcome", "largest", "smallest_failing", "step", "budget_bytes"):
-        row[f"search_{name}"] = search.get(name)
+        value = search.get(name)
+        row[f"search_{name}"] = value if isinstance(value, str) else _number(value)
     if search:
         row["search_num_probes"] = len(search.get("probes") or [])
     for name in _PROVENANCES:
@@ -215,12 +223,19 @@ def _row(record: RunRecord) -> dict[str, Any]:
 
 def _memory(row: dict[str, Any], memory: Mapping[str, Any]) -> None:
     for name in _MEMORY_FIELDS:
-        row[name] = memory.get(name)
+        row[name] = _number(memory.get(name))
     row.update(fits=memory.get("fits"), peak_phase=memory.get("peak_phase"))
     for kind, name in _PEAKS:
         if memory.get(name) is not None:
             row.update(peak_bytes=memory[name], peak_kind=kind)
             break
+
+
+def _number(value: Any) -> Any:
+    """The value, if it is a number or None. TypeError otherwise."""
+    if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float))):
+        raise TypeError(f"{value!r} where a number should be")
+    return value
 
 
 def _where(row: dict[str, Any], record: RunRecord) -> None:
@@ -252,5 +267,4 @@ def _gpu_label(name: str | None) -> str:
 
 
 def _name(config: Mapping[str, Any], group: str) -> Any:
-    value = config.get(group)
-    return value.get("name") if isinstance(value, Mapping) else value
+    return config[group]["name"]

@@ -26,7 +26,7 @@ from analysis import style
 from analysis.captions import caption
 from analysis.compare import method_order
 from analysis.headlines import Headline, headlines
-from analysis.load import frame, records
+from analysis.load import frame, records, sound
 from analysis.plots import plots
 from analysis.tables import TITLES, Table, tables
 from analysis.timeline import timelines_figure
@@ -315,7 +315,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            found = records(*options.runs)
+            found = sound(records(*options.runs))
             skipped = [str(one.message) for one in caught if "skipped" in str(one.message)]
         for text in skipped:
             print(f"warning: {text}", file=sys.stderr)

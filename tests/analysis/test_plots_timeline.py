@@ -1,0 +1,138 @@
+"""Every plot draws, says what it shows, and lets no text run over another or out of the picture."""
+
+import json
+
+import pytest
+from made_up import GIB, make_paper_records, make_record, make_timeline, write_all
+from matplotlib.text import Text
+
+from analysis import plots, style, timeline
+from streambp.bench import paper
+
+
+def texts_inside(figure):
+    """Visible texts that hold something, with their extent in pixels."""
+    figure.canvas.draw()
+    found, out_of_view = [], set()
+    for axis in (axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)):
+        low, high = sorted(axis.get_view_interval())
+        for tick in (*axis.get_major_ticks(), *axis.get_minor_ticks()):
+            if not low <= tick.get_loc() <= high:
+                out_of_view |= {tick.label1, tick.label2}
+    for text in figure.findobj(Text):
+        if text in out_of_view:
+            continue
+        box = text.get_window_extent() if text.get_visible() and text.get_text().strip() else None
+        if box is not None and box.width > 0:
+            found.append((text.get_text(), box))
+    return found
+
+
+def check_layout(figure):
+    width, height = figure.canvas.get_width_height()
+    inside = texts_inside(figure)
+    for text, box in inside:
+        assert box.x0 >= -2 and box.y0 >= -2, (text, box)
+        assert box.x1 <= width + 2 and box.y1 <= height + 2, (text, box)
+    around = [t for t in figure.findobj(Text) if t.get_gid() == style.AROUND]
+    assert len(around) == 2
+    for own in around:
+        box = own.get_window_extent()
+        for text, other in inside:
+            if text != own.get_text():
+                assert not box.overlaps(other), (own.get_text()[:40], text)
+    for legend in figure.legends:
+        box = legend.get_window_extent()
+        for axes in figure.axes:
+            assert not box.overlaps(axes.get_tightbbox()), legend.get_texts()[0].get_text()
+
+
+@pytest.mark.parametrize("experiment", paper.EXPERIMENTS)
+def test_every_plot_draws_and_fits(experiment, tmp_path):
+    pictures = plots.plots(make_paper_records(), experiment)
+    assert pictures
+    for picture in pictures:
+        check_layout(picture.figure)
+        assert "torch 2.13.0" in picture.caption
+        assert ("simulated" in picture.title) != ("CPU" in picture.title)
+        assert ("measured" in picture.caption) or ("simulated" in picture.caption)
+        files = style.save(picture.figure, tmp_path / picture.name)
+        assert [file.suffix for file in files] == [".png", ".svg", ".pdf"]
+        assert all(file.stat().st_size > 5000 for file in files)
+
+
+def test_legends_name_the_provenance():
+    (picture, cpu) = plots.plots(make_paper_records(), "bp_time_table")
+    labels = [text.get_text() for text in picture.figure.legends[0].get_texts()]
+    assert "streambp, predicted" in labels
+    assert "streambp, published" in labels
+    labels = [text.get_text() for text in cpu.figure.legends[0].get_texts()]
+    assert "streambp, measured" in labels
+    assert not any("published" in label for label in labels)
+
+
+def test_what_does_not_fit_is_marked():
+    picture = plots.plots(make_paper_records(), "bp_memory_figure")[0]
+    labels = [text.get_text() for text in picture.figure.legends[0].get_texts()]
+    assert "OOM: does not fit" in labels
+    crosses = [line for line in picture.figure.axes[0].lines if line.get_marker() == "x"]
+    assert sum(len(line.get_xdata()) for line in crosses) > 0
+
+
+def test_a_picture_is_the_same_file_twice(tmp_path):
+    records = make_paper_records()
+    for folder in ("a", "b"):
+        picture = plots.plots(records, "linear_example")[0]
+        style.save(picture.figure, tmp_path / folder / "p", ["svg"])
+    assert (tmp_path / "a/p.svg").read_bytes() == (tmp_path / "b/p.svg").read_bytes()
+
+
+def test_no_numbers_no_pictures():
+    assert plots.plots([], "bp_memory_figure") == []
+    assert plots.plots([make_record("bp_memory_figure", status="killed")], "bp_memory_figure") == []
+    with pytest.raises(ValueError, match="Fix: one of"):
+        plots.plots([], "figure_nine")
+
+
+@pytest.fixture
+def timed(tmp_path):
+    records = [make_record("t", method={"name": name}) for name in ("standard", "streambp")]
+    write_all(tmp_path, records)
+    for record in records:
+        (record.path.parent / "timeline.json").write_text(json.dumps(make_timeline()))
+    return records
+
+
+def test_a_timeline_shows_the_pass_by_category(timed):
+    figure = timeline.timelines_figure(timed)
+    check_layout(figure)
+    words = [text for text, _ in texts_inside(figure)]
+    assert {"forward", "backward", "mystery", "other", "keys and values"} <= set(words)
+    values = make_timeline()
+    peak = max(values["live_bytes"]) / GIB
+    assert words.count(f"peak {peak:.2f} GiB") == 2
+    assert "qwen3_8b, streambp, T = 1,000 (simulated)" in words
+
+
+def test_what_came_before_the_pass_is_cut(timed):
+    figure = timeline.timeline_figure(timed[0])
+    (line,) = (line for line in figure.axes[0].lines if len(line.get_xdata()) > 2)
+    assert len(line.get_xdata()) == 115
+    assert line.get_xdata()[0] == 0
+
+
+def test_the_timeline_command(timed, tmp_path, capsys):
+    folder = str(timed[0].path.parent)
+    assert timeline.main([folder, "--out", str(tmp_path / "pic")]) == 0
+    assert (tmp_path / "pic.pdf").stat().st_size > 0
+    (timed[0].path.parent / "timeline.json").unlink()
+    assert timeline.main([folder, "--out", str(tmp_path / "pic")]) == 2
+    assert "measure.timeline=true" in capsys.readouterr().err
+
+
+def test_the_plots_command(paper_runs, tmp_path, capsys):
+    assert plots.main([str(paper_runs), "--out", str(tmp_path / "out")]) == 0
+    names = {path.stem for path in (tmp_path / "out").iterdir()}
+    assert set(paper.EXPERIMENTS) <= names
+    assert sum(name.startswith("timeline_") for name in names) == 2
+    assert plots.main([str(tmp_path / "nowhere")]) == 2
