@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -99,14 +101,17 @@ def closest(word: str, choices: Iterable[str]) -> str | None:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """A model: inline HF configuration, path of a config.json, or checkpoint with weights."""
+    """A model: inline HF configuration, path of a config.json, or checkpoint with weights.
+
+    Where a path is given, `name` and `config` are taken from there.
+    """
 
     name: str
     config: dict[str, Any] = field(
         default_factory=dict
     )  # keys of HF's config.json, "model_type" too
-    hf_config: str | None = None  # path of a config.json; random weights; `config` is then ignored
-    checkpoint: str | None = None  # folder written by save_pretrained; `config` is then ignored
+    hf_config: str | None = None  # path of a config.json; random weights
+    checkpoint: str | None = None  # folder written by save_pretrained
 
     def __post_init__(self) -> None:
         _check_name("model.name", self.name)
@@ -126,13 +131,38 @@ class ModelConfig:
                 "the folder holds no config.json",
                 "a folder written by save_pretrained",
             )
-        if self.hf_config is None and self.checkpoint is None and "model_type" not in self.config:
+        if self.hf_config is not None or self.checkpoint is not None:
+            self._read_path()
+        elif "model_type" not in self.config:
             raise ConfigError(
                 "model.config",
                 self.config,
                 "names no model_type",
                 "model=qwen3_tiny, or model.hf_config=<config.json>, or model.checkpoint=<folder>",
             )
+
+    def _read_path(self) -> None:
+        """Name the model after its file or folder, and keep what its configuration says."""
+        field_name = "model.checkpoint" if self.checkpoint is not None else "model.hf_config"
+        given = Path(str(self.checkpoint or self.hf_config)).expanduser().absolute()
+        file = given / "config.json" if self.checkpoint is not None else given
+        try:
+            values = json.loads(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise ConfigError(
+                field_name,
+                str(given),
+                f"{file.name} can't be read as JSON ({error})",
+                "a HF config.json",
+            ) from None
+        if not isinstance(values, dict) or "model_type" not in values:
+            raise ConfigError(
+                field_name, str(given), f"{file.name} names no model_type", "a HF config.json"
+            )
+        source = file.parent if file.name == "config.json" else file
+        name = re.sub(r"[^A-Za-z0-9_.-]+", "_", source.stem if source is file else source.name)
+        object.__setattr__(self, "name", name.strip("._-") or "model")
+        object.__setattr__(self, "config", values)
 
 
 @dataclass(frozen=True, kw_only=True)

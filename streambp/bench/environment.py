@@ -133,11 +133,24 @@ def code_version() -> str:
 def fingerprint(config: dict[str, Any]) -> str:
     """Equal for two runs exactly when their results are expected to be: config and code, hashed.
 
-    Left out: `LAUNCH_KEYS` and the experiment's description.
+    Local inputs (checkpoint, text, tokenizer) count with the names and sizes of their files. Left
+    out: `LAUNCH_KEYS` and the experiment's description.
     """
     relevant = {key: value for key, value in config.items() if key not in LAUNCH_KEYS}
     experiment = dict(relevant.get("experiment") or {})
     experiment.pop("description", None)
     relevant["experiment"] = experiment
+    relevant["inputs"] = [
+        _listing(path)
+        for group, key in (("model", "checkpoint"), ("data", "path"), ("data", "tokenizer"))
+        if (path := (config.get(group) or {}).get(key))
+    ]
     text = json.dumps(relevant, sort_keys=True, separators=(",", ":"), default=str)
     return hashlib.sha256(f"{code_version()}\n{text}".encode()).hexdigest()
+
+
+def _listing(path: str) -> list[tuple[str, int]]:
+    """(name, size in bytes) of a file, or of every file in a folder."""
+    root = Path(path).expanduser()
+    files = [root] if root.is_file() else [file for file in root.rglob("*") if file.is_file()]
+    return sorted((str(file.relative_to(root)), file.stat().st_size) for file in files)

@@ -101,6 +101,20 @@ def test_combinations_that_cannot_work(composed, tmp_path):
         RunConfig.from_hydra(composed(*both))
 
 
+def test_a_model_given_by_path_has_its_name_and_configuration(composed, tmp_path):
+    folder = tmp_path / "my model"
+    folder.mkdir()
+    file = folder / "config.json"
+    file.write_text(json.dumps({"model_type": "llama", "hidden_size": 8}))
+    for override in (f"model.hf_config='{file}'", f"model.checkpoint='{folder}'"):
+        model = RunConfig.from_hydra(composed(override)).model
+        assert (model.name, model.config["hidden_size"]) == ("my_model", 8)
+    for text, problem in (("{", "read as JSON"), ("{}", "names no model_type")):
+        file.write_text(text)
+        with pytest.raises(ConfigError, match=problem):
+            RunConfig.from_hydra(composed(f"model.hf_config='{file}'"))
+
+
 def test_a_config_survives_its_file_form(composed):
     config = RunConfig.from_hydra(composed("dtype=bf16", "method.chunk_size=7"))
     assert config.dtype == "bfloat16"

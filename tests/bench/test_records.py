@@ -120,7 +120,7 @@ def test_fields_of_the_wrong_type_are_refused(tmp_path):
             RunRecord.load(tmp_path)
 
 
-def test_fingerprint_ignores_order_and_launch_settings_and_sees_the_rest(monkeypatch):
+def test_fingerprint_ignores_order_and_launch_settings_and_sees_the_rest(monkeypatch, tmp_path):
     config = {"seq_len": 8, "model": {"name": "a", "x": 1}, "experiment": {"name": "e"}}
     same = {"model": {"x": 1, "name": "a"}, "experiment": {"name": "e"}, "seq_len": 8}
     first = environment.fingerprint(config)
@@ -130,6 +130,11 @@ def test_fingerprint_ignores_order_and_launch_settings_and_sees_the_rest(monkeyp
     described = {**config, "experiment": {"name": "e", "description": "words"}}
     assert environment.fingerprint(described) == first
     assert environment.fingerprint({**config, "seq_len": 9}) != first
+    text = tmp_path / "text.txt"
+    text.write_text("one")
+    before = environment.fingerprint({**config, "data": {"path": str(text)}})
+    text.write_text("one two")
+    assert environment.fingerprint({**config, "data": {"path": str(text)}}) != before
     monkeypatch.setattr(environment, "code_version", lambda: "other")
     assert environment.fingerprint(config) != first
 
