@@ -17,6 +17,13 @@ from libtools import (
 
 import streambp
 
+_LATENT = {
+    "n_routed_experts": 4, "q_lora_rank": 8, "kv_lora_rank": 8, "qk_rope_head_dim": 4,
+    "qk_nope_head_dim": 4, "v_head_dim": 6, "n_group": 1, "topk_group": 1,
+    "num_experts_per_tok": 2, "first_k_dense_replace": 1, "moe_intermediate_size": 8,
+    "n_shared_experts": 1, "num_key_value_heads": 4,
+}  # fmt: skip
+
 #: Class prefix -> fields beside the common ones. Those that must stream, and those that may.
 MUST = {
     "Qwen3": {}, "Qwen2": {}, "Llama": {}, "Mistral": {"sliding_window": 6}, "Gemma": {},
@@ -25,14 +32,13 @@ MUST = {
                                          "moe_intermediate_size": 12},
 }  # fmt: skip
 MAY = {
+    "DeepseekV2": _LATENT, "DeepseekV3": _LATENT,
     "Cohere": {}, "Cohere2": {"sliding_window": 6}, "Granite": {"logits_scaling": 2.0}, "Glm": {},
     "Glm4": {}, "Starcoder2": {"sliding_window": 6}, "StableLm": {}, "SmolLM3": {}, "Helium": {},
     "Ministral": {"sliding_window": 6}, "Olmo3": {"sliding_window": 6}, "SeedOss": {},
     "Ernie4_5": {}, "Arcee": {}, "Nemotron": {}, "Persimmon": {}, "Exaone4": {}, "Apertus": {},
     "HunYuanDenseV1": {}, "Mixtral": {"num_local_experts": 4, "sliding_window": 6},
     "Olmoe": {"num_experts": 4, "num_experts_per_tok": 2}, "GraniteMoe": {"num_local_experts": 4},
-    "DeepseekV2": {"n_routed_experts": 4, "q_lora_rank": 8, "kv_lora_rank": 8},
-    "DeepseekV3": {"n_routed_experts": 4, "q_lora_rank": 8, "kv_lora_rank": 8},
     "GptOss": {"num_local_experts": 4}, "GPT2": {}, "GPTNeoX": {}, "GPTJ": {}, "OPT": {},
     "Bloom": {}, "Falcon": {}, "Mpt": {}, "CodeGen": {}, "Llama4": {}, "Gemma3n": {},
     "Qwen3Next": {}, "Zamba2": {}, "Jamba": {}, "Mamba": {}, "FalconH1": {}, "Lfm2": {},
