@@ -30,6 +30,7 @@ from streambp.bench import paper
 from streambp.bench.records import RunRecord
 
 GB = 1e9
+_HEADROOM = 1.2  # of the y axis: room for the crosses of what did not fit
 
 
 @dataclass(frozen=True)
@@ -127,7 +128,7 @@ def _mark_oom(axes: Axes, rows: pd.DataFrame, x: str) -> None:
         colour, _ = style.method_style(found["method"].iloc[0], methods)
         axes.plot(
             found[x],
-            [0.985 - 0.05 * height] * len(found),
+            [0.985 - 0.042 * height] * len(found),
             color=colour,
             marker="x",
             markersize=6,
@@ -207,7 +208,7 @@ def _memory(rows: pd.DataFrame, context: Context) -> list[_Drawn]:
         axes.set_xlabel("Sequence length (tokens)")
         axes.set_xlim(left=0)
         highest = own[["ours", "published", "budget_bytes"]].where(own["cell"] != "oom").max().max()
-        axes.set_ylim(0, highest / GIB * 1.12)
+        axes.set_ylim(0, highest / GIB * _HEADROOM)
         style.tokens(axes.xaxis)
     panels[0].set_ylabel("Peak memory (GiB)")
     experiment = run["experiment"].iloc[0]
@@ -243,8 +244,11 @@ def _level(axes: Axes, height: float, label: str, *, above: bool = False) -> Non
     )
 
 
-def _bars(axes: Axes, rows: pd.DataFrame, keys: Sequence[str], *, log: bool) -> list[str]:
-    """Grouped bars, a group per setting, ours solid and the published ones hatched beside."""
+def _bars(axes: Axes, rows: pd.DataFrame, keys: Sequence[str]) -> list[str]:
+    """Grouped bars, a group per setting, ours solid and the published ones hatched beside.
+
+    Wants the limits of the y axis set. Returns the labels of the series.
+    """
     run = rows[rows["device_label"].notna()]
     settings = list(dict.fromkeys(run[list(keys)].itertuples(index=False, name=None)))
     series: list[tuple[str, str | None]] = []
@@ -280,12 +284,10 @@ def _bars(axes: Axes, rows: pd.DataFrame, keys: Sequence[str], *, log: bool) -> 
                 textcoords="offset points",
                 ha="center",
                 va="bottom",
-                rotation=90,
+                rotation=90 if len(series) * len(settings) > 6 else 0,
                 fontsize=7,
                 color="#333333" if value is not None else colour,
             )
-    if log:
-        axes.set_yscale("log")
     labels = [", ".join(f"{v:g}" if isinstance(v, float) else str(v) for v in s) for s in settings]
     axes.set_xticks(range(len(settings)), labels)
     axes.set_xlim(-0.6, len(settings) - 0.4)
@@ -345,15 +347,16 @@ def _max_seq_len(rows: pd.DataFrame, context: Context) -> list[_Drawn]:
     labels: list[str] = []
     for axes, tuning in zip(panels, tunings, strict=True):
         own = rows[rows["tuning"] == tuning]
-        log = own["ours"].max() > 20 * max(own["ours"].min(), 1)
+        known = own[["ours", "published"]].astype(float)
+        lowest, highest = known.min().min(), known.max().max()
+        log = bool(highest > 20 * lowest)
         if log:
             axes.set_yscale("log")
-            lowest = np.nanmin([own["ours"].min(), own["published"].min()])
-            axes.set_ylim(bottom=lowest / 3)
-        found = _bars(axes, own, ("model",), log=log)
+            axes.set_ylim(lowest / 3, highest * 5)
+        else:
+            axes.set_ylim(0, highest * 1.35)
+        found = _bars(axes, own, ("model",))
         labels += [label for label in found if label not in labels]
-        low, high = axes.get_ylim()
-        axes.set_ylim(low, high * 4 if log else high * 1.3)
         axes.set_title(f"{tuning} tuning", loc="left")
         axes.set_ylabel("Longest sequence (tokens" + (", log scale)" if log else ")"))
     title = f"Longest sequence of a whole training step, {context.device_label}"
@@ -375,7 +378,7 @@ def _time(rows: pd.DataFrame, context: Context) -> list[_Drawn]:
     _draw_lines(top, rows, "seq_len_tokens", 1)
     _mark_oom(top, rows, "seq_len_tokens")
     top.set_ylabel("Forward + backward (s)")
-    top.set_ylim(bottom=0)
+    top.set_ylim(0, _timed_top(rows))
     top.set_title(_models(rows), loc="left")
     _ratio_lines(bottom, rows, "seq_len_tokens")
     bottom.set_ylabel("Time relative to\ncheckpointing")
@@ -413,6 +416,11 @@ def _ratio_lines(axes: Axes, rows: pd.DataFrame, x: str) -> None:
                 )
 
 
+def _timed_top(rows: pd.DataFrame) -> float:
+    """The upper limit of an axis of seconds, with room for the marks of what did not fit."""
+    return float(rows[["ours", "published"]].astype(float).max().max()) * _HEADROOM
+
+
 def _models(rows: pd.DataFrame) -> str:
     run = rows[rows["device_label"].notna()]
     return ", ".join(dict.fromkeys(run["model"].dropna()))
@@ -435,13 +443,13 @@ def _batch(rows: pd.DataFrame, context: Context) -> list[_Drawn]:
         axes.set_xticks(sizes, [f"{size:g}" for size in sizes])
         axes.set_xlabel("Batch size (sequences)")
         axes.set_ylabel("Forward + backward per sequence (s)")
-        axes.set_ylim(bottom=0)
+        axes.set_ylim(0, _timed_top(timed))
         run = timed[timed["device_label"].notna()]
         axes.set_title(f"{_models(timed)}, T = {run['seq_len_tokens'].iloc[0]:,.0f}", loc="left")
     if has_search:
         axes = panels[-1]
-        labels = _bars(axes, searched, ("model", "seq_len_tokens"), log=False)
-        axes.margins(y=0.2)
+        axes.set_ylim(0, float(searched["ours"].max()) * 1.2)
+        labels = _bars(axes, searched, ("model", "seq_len_tokens"))
         axes.set_ylabel("Largest batch (sequences)")
         axes.set_xlabel("model, T")
         axes.set_title("Whole training step", loc="left")
@@ -519,7 +527,7 @@ def _ablation(rows: pd.DataFrame, context: Context) -> list[_Drawn]:
         sizes = sorted(chunked["chunk_size_tokens"].unique())
         axes.set_xticks(sizes, [style.thousands(size) for size in sizes], rotation=45)
         axes.minorticks_off()
-        axes.set_ylim(bottom=0)
+        axes.set_ylim(0, float(own["ours"].max()) / scale * 1.1)
         axes.set_title(f"{label}, {kinds}", loc="left")
         axes.set_xlabel("Chunk size (tokens)")
     run = rows[rows["device_label"].notna()]
