@@ -73,9 +73,21 @@ ATTENTION_FLOPS: dict[Any, tuple[Callable[..., int], bool]] = {
     **{op: (_attention_flops(5, 1), True) for op in _BACKWARD_ATTENTION},
 }
 
-_IN_PLACE_MATMULS = {
-    aten.addmm_: aten.addmm,
-    aten.baddbmm_: aten.baddbmm,
+
+def _matmul_flops(first: int) -> Callable[..., int]:
+    """2 M N K of the (batched) product of arguments `first` and `first + 1`."""
+
+    def flops(args: tuple[Any, ...]) -> int:
+        left, right = args[first], args[first + 1]
+        return 2 * left.numel() * right.shape[-1]
+
+    return flops
+
+
+#: op -> FLOPs function. torch's own registry lacks the in-place ops, and fails on `out_dtype`.
+MATMUL_FLOPS: dict[Any, Callable[..., int]] = {
+    **{op: _matmul_flops(0) for op in (aten.mm, aten.bmm)},
+    **{op: _matmul_flops(1) for op in (aten.addmm, aten.addmm_, aten.baddbmm, aten.baddbmm_)},
 }
 
 
@@ -118,14 +130,14 @@ class CostCounter(TorchDispatchMode):
         if func.is_view:
             return out
         packet = func.overloadpacket
-        packet = _IN_PLACE_MATMULS.get(packet, packet)
         gradients = _forms_gradients()
         if packet in ATTENTION_FLOPS:
             formula, gradients = ATTENTION_FLOPS[packet]
             kind, flops = ATTENTION, formula(args, kwargs, _is_causal(func, args, kwargs))
+        elif packet in MATMUL_FLOPS:
+            kind, flops = MATMUL, MATMUL_FLOPS[packet](args)
         elif packet in flop_registry:
-            operands = [a for a in args if not isinstance(a, torch.dtype)]  # less the out_dtype
-            kind, flops = MATMUL, flop_registry[packet](*operands, **kwargs, out_val=out)
+            kind, flops = MATMUL, flop_registry[packet](*args, **kwargs, out_val=out)
         else:
             kind, flops = OTHER, 0
         stage = BACKWARD if gradients else RECOMPUTE if self._in_backward else FORWARD
@@ -144,7 +156,9 @@ class CostCounter(TorchDispatchMode):
         self.flops[key] += flops * self.weight  # type: ignore[assignment]
         self.bytes_moved[key] += num_bytes * self.weight  # type: ignore[assignment]
         if self._roofline is not None:
-            dtype = next((t.dtype for t in tensors.values() if t.is_floating_point()), None)
+            # An fp32 sum of bf16 products runs at the rate of bf16.
+            floats = [t.dtype for t in tensors.values() if t.is_floating_point()]
+            dtype = min(floats, key=lambda dtype: dtype.itemsize, default=None)
             time_s = self._roofline.op_time_s(key.kind, flops, num_bytes, dtype)
             self.time_s[key] = self.time_s.get(key, 0.0) + time_s * float(self.weight)
 
