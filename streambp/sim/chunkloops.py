@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import itertools
+import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
@@ -52,28 +53,62 @@ def weights_of(indices: Sequence[int]) -> list[Fraction]:
     ]
 
 
+class _Weights:
+    """The weight of what runs now: of the chunk last taken by index, times those of the chunks
+    that running iterations stand at (a loop within a loop)."""
+
+    def __init__(self, on_weight: OnWeight):
+        self._on_weight = on_weight
+        self._taken = Fraction(1)
+        self._iterating: list[Fraction] = []
+
+    def take(self, weight: Fraction) -> None:
+        self._taken = weight
+        self._tell()
+
+    @contextlib.contextmanager
+    def at(self, weight: Fraction) -> Iterator[None]:
+        self._iterating.append(weight)
+        self._tell()
+        try:
+            yield
+        finally:
+            self._iterating.pop()
+            self._tell()
+
+    def _tell(self) -> None:
+        self._on_weight(self._taken * math.prod(self._iterating, start=Fraction(1)))
+
+
 class VisitedChunks(tuple[Chunk, ...]):
     """The visited chunks of a partition; says which weight applies whenever one is taken."""
 
-    _weights: list[Fraction]
-    _on_weight: OnWeight
+    _each: list[Fraction]
+    _weights: _Weights
+    _iterations: int
 
     @classmethod
-    def of(cls, whole: Sequence[Chunk], bends: Sequence[int], on_weight: OnWeight) -> VisitedChunks:
+    def of(cls, whole: Sequence[Chunk], bends: Sequence[int], weights: _Weights) -> VisitedChunks:
         """Those of the whole partition that have to be run."""
         indices = visited(len(whole), bends)
         self = cls(whole[index] for index in indices)
-        self._weights = weights_of(indices)
-        self._on_weight = on_weight
+        self._each = weights_of(indices)
+        self._weights = weights
+        self._iterations = 0
         return self
 
     def __iter__(self) -> Iterator[Chunk]:
-        for position in range(len(self)):
-            yield self[position]
+        self._iterations += 1
+        try:
+            for chunk, weight in zip(super().__iter__(), self._each, strict=True):
+                with self._weights.at(weight):
+                    yield chunk
+        finally:
+            self._iterations -= 1
 
     def __getitem__(self, position: Any) -> Any:
-        if isinstance(position, int):
-            self._on_weight(self._weights[position])
+        if isinstance(position, int) and not self._iterations:
+            self._weights.take(self._each[position])
         return super().__getitem__(position)
 
 
@@ -85,11 +120,11 @@ def shortened(window: int | None, on_weight: OnWeight) -> Iterator[None]:
     Results are meaningless then; shapes, memory and weighted costs are those of the whole loop.
     """
     importlib.import_module("streambp.model")  # all that cuts a sequence, before it is replaced
-    partition = chunks.partition
+    partition, weights = chunks.partition, _Weights(on_weight)
 
     def visited_partition(length: int, chunk_size: int) -> tuple[Chunk, ...]:
         bends = [-(-window // chunk_size)] if window else []
-        return VisitedChunks.of(partition(length, chunk_size), bends, on_weight)
+        return VisitedChunks.of(partition(length, chunk_size), bends, weights)
 
     with contextlib.ExitStack() as stack:
         for name, module in list(sys.modules.items()):

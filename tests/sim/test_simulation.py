@@ -48,6 +48,10 @@ CONFIGURATIONS = {
         "streambp",
         {"method_options": CHUNKS, "assumptions": {"gradients_resident": False}},
     ),
+    "streambp, recomputed head": (
+        "streambp",
+        {"method_options": {**CHUNKS, "recompute_head": True}},
+    ),
     "streambp, tied": (
         "streambp",
         {"method_options": CHUNKS, "model": small_model(tie_word_embeddings=True)},
@@ -68,7 +72,7 @@ def test_two_short_depths_give_the_full_depth_to_the_byte(name):
     assert fast.resident_by_category == full.resident_by_category
 
 
-@pytest.mark.parametrize("options", [{}, {"keep_kv": True}], ids=["plain", "keep_kv"])
+@pytest.mark.parametrize("options", [{}, {"keep_kv": True}, {"recompute_head": True}])
 def test_few_chunks_give_all_chunks_to_the_byte(options):
     few_options = {"chunk_size": 16, "head_chunk_size": 10, **options}
     workload = small_workload("streambp", method_options=few_options, model=small_model(2))

@@ -15,7 +15,7 @@ from streambp.sim.workload import Workload
 
 GPU = "a800_80gb"
 #: The paper's chunk sizes.
-PAPER_CHUNKS = {"chunk_size": 500, "head_chunk_size": 100}
+PAPER_CHUNKS = {"chunk_size": 500, "head_chunk_size": 100, "recompute_head": True}
 #: What our own method is simulated with: it takes no outputs and needs no mask.
 OURS = Assumptions(gradients_resident=True, outputs_kept=False, mask="none")
 LORA_RANK = 32

@@ -1,0 +1,100 @@
+"""FLOPs of whole passes against the textbook counts."""
+
+import dataclasses
+
+import pytest
+from simtools import small_model, small_workload
+
+from streambp.sim.costs import CostCounter, attention_pairs
+from streambp.sim.gpus import gpu_named
+from streambp.sim.passes import run_pass
+from streambp.sim.roofline import Roofline
+
+T, D, F, V, L = 150, 64, 208, 997, 2
+H, K, E = 4, 2, 16
+LAYER_WEIGHTS = D * (H + 2 * K) * E + H * E * D + 3 * D * F
+CHUNKS = {"chunk_size": 16, "head_chunk_size": 10}
+
+
+def flops_of(method, options=None, **changes):
+    costs = CostCounter(Roofline(gpu=gpu_named("a800_80gb")))
+    workload = small_workload(method, model=small_model(L), method_options=options or {}, **changes)
+    run_pass(workload, costs=costs)
+    totals: dict[tuple[str, str], int] = {}
+    for key, flops in costs.flops.items():
+        totals[key.kind, key.stage] = totals.get((key.kind, key.stage), 0) + flops
+    assert all(t > 0 for t in costs.time_s.values())
+    return totals
+
+
+def test_pairs_of_causal_attention_are_aligned_bottom_right():
+    for m, n in ((4, 4), (3, 7), (1, 5)):
+        by_hand = sum(j <= i + n - m for i in range(m) for j in range(n))
+        assert attention_pairs(m, n, causal=True) == by_hand
+    assert attention_pairs(3, 7, causal=False) == 21
+
+
+def test_standard_counts_forward_once_and_backward_twice():
+    flops = flops_of("standard")
+    forward = 2 * T * (L * LAYER_WEIGHTS + D * V)
+    assert flops["matmul", "forward"] == forward
+    assert flops["matmul", "backward"] == 2 * forward
+    pairs = T * (T + 1) // 2
+    assert flops["attention", "forward"] == L * 4 * H * E * pairs
+    assert flops["attention", "backward"] == L * 10 * H * E * pairs
+    assert not any(stage == "recompute" and value for (_, stage), value in flops.items())
+
+
+def test_checkpointing_recomputes_all_but_the_last_product_of_a_layer():
+    flops = flops_of("checkpointing")
+    assert flops["matmul", "recompute"] == 2 * T * L * (LAYER_WEIGHTS - D * F)
+    assert flops["attention", "recompute"] == flops["attention", "forward"]
+    assert flops["matmul", "backward"] == 2 * flops["matmul", "forward"]
+
+
+def test_streambp_needs_the_products_of_the_standard_pass_and_those_recomputed():
+    flops = flops_of("streambp", CHUNKS)
+    forward = 2 * T * (L * LAYER_WEIGHTS + D * V)
+    assert flops["matmul", "forward"] == forward
+    assert flops["matmul", "backward"] == 2 * forward
+    projections = D * (H + 2 * K) * E  # before a layer's cache: once more for K and V
+    assert flops["matmul", "recompute"] == 2 * T * L * (LAYER_WEIGHTS + projections)
+    assert flops["attention", "recompute"] == flops["attention", "forward"]
+
+
+def test_kept_attention_is_not_computed_twice():
+    kept = flops_of("streambp", {**CHUNKS, "keep_kv": True, "keep_attention": True})
+    plain = flops_of("streambp", CHUNKS)
+    assert kept.get(("attention", "recompute"), 0) == 0
+    assert kept["attention", "backward"] == plain["attention", "backward"]
+    assert kept["matmul", "recompute"] < plain["matmul", "recompute"]
+
+
+@pytest.mark.parametrize("recompute_head", [False, True])
+def test_shortened_loops_count_all_chunks(recompute_head):
+    options = {**CHUNKS, "recompute_head": recompute_head}
+    workload = small_workload("streambp", model=small_model(1), seq_len=320, method_options=options)
+    counts = []
+    for all_chunks in (False, True):
+        costs = CostCounter()
+        run_pass(workload, costs=costs, all_chunks=all_chunks)
+        counts.append({key: value for key, value in costs.flops.items() if value})
+    assert counts[0] == counts[1]
+
+
+def test_lora_forms_no_gradient_of_frozen_weights():
+    from streambp.bench.config import TuningConfig
+
+    full = flops_of("standard")
+    lora = flops_of("standard", tuning=TuningConfig(name="lora", rank=2))
+    assert lora["matmul", "backward"] < 0.62 * full["matmul", "backward"]
+
+
+def test_a_faster_gpu_is_predicted_faster():
+    slow, fast = Roofline(gpu=gpu_named("rtx3090_24gb")), Roofline(gpu=gpu_named("h100_80gb"))
+    import torch
+
+    arguments = ("matmul", 10**14, 10**9, torch.bfloat16)
+    assert fast.op_time_s(*arguments) < slow.op_time_s(*arguments)
+    halved = dataclasses.replace(fast, matmul_efficiency=fast.matmul_efficiency / 2)
+    assert halved.op_time_s(*arguments) == pytest.approx(2 * fast.op_time_s(*arguments))

@@ -1,0 +1,166 @@
+"""A simulated run as a record, and the searches and plans built on it."""
+
+import json
+
+import pytest
+from simtools import small_model
+
+import streambp
+from streambp.bench import search
+from streambp.bench.config import RunConfig
+from streambp.bench.progress import CallbackProgress
+from streambp.sim import simulate_run
+from streambp.sim.errors import NothingFitsError, SimulationError
+from streambp.sim.plan import estimate_max_sequence_length, model_config, plan
+from streambp.sim.record import workload_of
+from streambp.sim.settings import PAPER
+
+TINY_GPU = {
+    "name": "tiny_gpu",
+    "memory_bytes": 64 * 2**20,
+    "usable_fraction": 1.0,
+    "sm": 80,
+    "bandwidth_bytes_per_s": 1e12,
+    "peak_bf16_flops_per_s": 1e14,
+    "peak_fp32_flops_per_s": 1e13,
+}
+
+
+def config_of(**changes):
+    model = small_model(3)
+    values = {
+        "model": {"name": "small", "config": model.config},
+        "method": {"name": "streambp", "chunk_size": 64, "head_chunk_size": 32},
+        "device": {"name": "simulated"},
+        "optimizer": {"name": "adamw"},
+        "gpu": TINY_GPU,
+        "seq_len": 512,
+    }
+    return RunConfig.from_dict({**values, **changes})
+
+
+def test_the_record_says_what_was_simulated_and_adds_up():
+    sections = simulate_run(config_of(measure={"timeline": True}))
+    memory = sections["memory"]
+    assert memory["peak_allocated_bytes"] == sum(memory["peak_by_category_bytes"].values())
+    assert memory["peak_allocated_bytes"] == max(memory["peak_by_phase_bytes"].values())
+    assert memory["optimizer_bytes"] >= 2 * memory["gradients_bytes"] * 0.9
+    assert memory["peak_reserved_bytes"] >= memory["peak_allocated_bytes"]
+    assert memory["fits"] and memory["headroom_bytes"] > 0
+    assert memory["beside"]["method"] == "checkpointing"
+    assert memory["beside"]["peak_allocated_bytes"] > memory["peak_allocated_bytes"]
+    assert memory["nvml_device_bytes"] is None and memory["unavailable"]["nvml_device_bytes"]
+    assert sections["provenance"]["memory"] == "simulated"
+    assert sections["provenance"]["time"] == "predicted"
+    assert sections["flops"]["total_flops"] > 0
+    assert any("assumptions" in note for note in sections["notes"])
+    timeline = sections["timeline"]
+    assert max(timeline["live_bytes"]) == memory["peak_allocated_bytes"]
+    assert timeline["provenance"] == "simulated"
+    json.dumps(sections, allow_nan=False)
+
+
+def test_a_budget_below_what_is_resident_is_said_in_words():
+    with pytest.raises(NothingFitsError, match="weights, gradients and optimizer alone need"):
+        simulate_run(config_of(budget_gib=0.001))
+
+
+def test_a_run_beyond_its_budget_does_not_fit():
+    memory = simulate_run(config_of(seq_len=4096, method={"name": "standard"}))["memory"]
+    assert not memory["fits"] and memory["headroom_bytes"] < 0
+
+
+def test_paper_sets_the_papers_assumptions_and_the_command_line_wins():
+    assert workload_of(config_of(paper=True)).assumptions == PAPER
+    device = {"name": "simulated", "assumptions": {"mask": "none"}}
+    changed = workload_of(config_of(paper=True, device=device)).assumptions
+    assert changed.mask == "none" and changed.outputs_kept
+
+
+def test_a_search_finds_the_longest_sequence_and_says_so():
+    lines: list[str] = []
+    progress = CallbackProgress(lambda event: lines.append(event.get("text", "")))
+    sections = search.run(config_of(search={"name": "max_seq_len"}), progress)
+    found = sections["search"]
+    assert found["outcome"] == "found" and found["largest"] % 8 == 0
+    assert found["smallest_failing"] == found["largest"] + 8
+    assert sections["memory"]["fits"]
+    assert any("simulated" in line for line in lines)
+    peak = sections["memory"]["peak_allocated_bytes"]
+    assert peak == next(
+        probe["peak_bytes"] for probe in found["probes"] if probe["value"] == found["largest"]
+    )
+
+
+def test_a_search_where_nothing_fits_says_what_is_resident():
+    sections = search.run(
+        config_of(search={"name": "max_batch_size"}, budget_gib=0.001), search.Progress()
+    )
+    assert sections["search"]["outcome"] == "nothing_fits"
+    assert "alone need" in sections["search"]["message"]
+    assert sections["memory"] is None
+
+
+def test_attention_that_is_not_modelled_is_refused(monkeypatch):
+    from streambp.bench import models
+
+    build = models.build
+
+    def with_flex(*args, **kwargs):
+        model = build(*args, **kwargs)
+        model.config._attn_implementation = "flex_attention"
+        return model
+
+    monkeypatch.setattr("streambp.sim.passes.build", with_flex)
+    with pytest.raises(SimulationError, match="attn_implementation='flex_attention'"):
+        simulate_run(config_of(method={"name": "standard"}))
+
+
+def test_an_op_that_needs_data_is_named_with_where_it_was_called(monkeypatch):
+    from streambp.bench import step
+
+    def reads_values(model, batch, num_items_in_batch):
+        return float(batch["labels"].sum())
+
+    monkeypatch.setitem(step.OBJECTIVES, "sft", reads_values)
+    with pytest.raises(SimulationError, match=r"_local_scalar_dense.*test_record.py.*reads_values"):
+        simulate_run(config_of(method={"name": "standard"}))
+
+
+def test_float64_attention_with_a_mask_is_refused_not_guessed():
+    config = config_of(method={"name": "standard"}, dtype="float64")
+    with pytest.raises(SimulationError, match="math fallback"):
+        simulate_run(config)
+
+
+def test_plan_takes_the_fastest_setting_that_fits():
+    generous = plan(small_model(3), TINY_GPU, seq_len=512)
+    assert generous.config.keep_kv and generous.config.keep_attention
+    assert generous.peak_bytes <= generous.budget_bytes
+    less = (generous.peak_bytes - 1) / 2**30
+    tight = plan(small_model(3), TINY_GPU, seq_len=512, budget_gib=less)
+    assert tight.peak_bytes <= tight.budget_bytes < generous.peak_bytes
+    assert tight.config != generous.config
+    with pytest.raises(NothingFitsError, match="nothing fits: seq_len=512"):
+        plan(small_model(3), TINY_GPU, seq_len=512, budget_gib=0.005)
+
+
+def test_the_longest_sequence_of_a_method():
+    config = streambp.StreamConfig(chunk_size=64, head_chunk_size=32)
+    ours = estimate_max_sequence_length(small_model(3), TINY_GPU, config=config)
+    theirs = estimate_max_sequence_length(small_model(3), TINY_GPU, method="checkpointing")
+    assert ours > theirs > 0
+    assert estimate_max_sequence_length(small_model(3), TINY_GPU, budget_gib=0.001) == 0
+
+
+def test_models_are_taken_as_config_path_or_module(tmp_path):
+    from transformers import Qwen3Config
+
+    config = Qwen3Config(num_hidden_layers=2)
+    assert model_config(config).config["num_hidden_layers"] == 2
+    config.save_pretrained(tmp_path)
+    assert model_config(tmp_path).hf_config == str(tmp_path / "config.json")
+    with pytest.raises(ValueError, match="not in the local Hugging Face cache"):
+        model_config("nobody/nothing")
+    with pytest.raises(ValueError, match="give a Hugging Face config"):
+        model_config(3)
