@@ -165,10 +165,9 @@ def _causal_forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         shifted = torch.nn.functional.pad(labels, (0, 1), value=-100)[..., 1:]
     if _padding_never_matters(named, shifted):
         named["attention_mask"] = None
-    hidden = _hidden_states(self, state, named)
+    hidden, norm = _hidden_states(self, state, named)
     overwrite = owned_alone(hidden, sys.getrefcount(hidden)) and hidden.is_contiguous()
     head = self.get_output_embeddings()
-    norm = _folded_norm(self, state)
     call = HeadCall(
         program=functools.partial(_logits, self, norm, head),
         modules=[head] if norm is None else [norm, head],
@@ -286,10 +285,18 @@ def _padding_never_matters(named: dict[str, Any], shifted: Tensor) -> bool:
     return bool(on_the_right & unsupervised)
 
 
-def _hidden_states(causal: Any, state: StreamState, named: dict[str, Any]) -> Tensor:
-    """The base model's output (B, T, D), before the final norm if the head's chunks apply it."""
+def _hidden_states(
+    causal: Any, state: StreamState, named: dict[str, Any]
+) -> tuple[Tensor, torch.nn.Module | None]:
+    """The base model's output (B, T, D) and the final norm if the head's chunks are to apply it.
+
+    The norm stays where it is if hooks watch it or the base model: they would see other states.
+    """
     base = getattr(causal, causal.base_model_prefix)
-    state.folding, state.unnormed, state.norm_calls = state.fold_norm, None, 0
+    norm = structure.final_norm(base) if state.fold_norm else None
+    if norm is not None and (_has_hooks(norm) or base._forward_hooks):
+        norm = None
+    state.folding, state.unnormed, state.norm_calls = norm is not None, None, 0
     try:
         outputs = base(**named)
         hidden = outputs[0]  # last_hidden_state, in a tuple too
@@ -299,14 +306,14 @@ def _hidden_states(causal: Any, state: StreamState, named: dict[str, Any]) -> Te
             state.folding = state.fold_norm = False
             del outputs, hidden
             return _hidden_states(causal, state, named)
-        return cast(Tensor, hidden)
+        return cast(Tensor, hidden), norm
     finally:
         state.folding, state.unnormed = False, None
 
 
-def _folded_norm(causal: Any, state: StreamState) -> torch.nn.Module | None:
-    base = getattr(causal, causal.base_model_prefix)
-    return structure.final_norm(base) if state.fold_norm else None
+def _has_hooks(module: torch.nn.Module) -> bool:
+    tables = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks)
+    return any(tables) or bool(module._backward_pre_hooks)
 
 
 def _logits(causal: Any, norm: Any, head: Any, rows: Tensor) -> Tensor:
