@@ -13,7 +13,7 @@ from libtools import assert_close, batch_of, build, double_loss, gradients, in_d
 import streambp
 from streambp.sim.tracker import LiveTracker
 
-KEEP = [{}, {"keep_kv": True, "keep_attention": True}]
+KEEP = [{}, {"keep_kv": True, "keep_attention": True}, {"recompute_head": True}]
 
 
 @pytest.fixture(autouse=True)
@@ -309,7 +309,8 @@ def test_no_growth_over_steps(models, options, padding):
         del batch
         if step in (1, 19):
             live.append(live_tensors())
-    assert live[0] == live[1]
+    assert live[1][0] <= live[0][0]
+    assert live[1][1] <= live[0][1]
 
 
 @pytest.mark.parametrize("options", KEEP)

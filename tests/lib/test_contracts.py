@@ -338,6 +338,29 @@ def test_forward_hooks_may_change_what_flows():
     compare(model, batch_of(), chunk_size=4)
 
 
+def test_hooks_on_the_final_norm_and_the_base_model_see_the_normed_states():
+    plain = build()
+    model = streambp.enable(copy.deepcopy(plain), chunk_size=4)
+    batch = batch_of()
+    seen = {}
+    with in_double():
+        for name, m in (("plain", plain), ("streamed", model)):
+            hook = lambda mod, args, out, n=name: seen.setdefault(n, []).append(out)  # noqa: E731
+            handles = [m.model.norm.register_forward_hook(hook)]
+            (m(**batch).loss if m is model else double_loss(m, batch)).backward()
+            handles.append(
+                m.model.register_forward_hook(lambda mod, args, out, h=hook: h(mod, args, out[0]))
+            )
+            m(**batch)
+            for handle in handles:
+                handle.remove()
+        for have, want in zip(seen["streamed"], seen["plain"], strict=True):
+            torch.testing.assert_close(have, want, rtol=1e-10, atol=1e-12)
+        assert_close(gradients(model), gradients(plain))
+    model.zero_grad()
+    compare(streambp.disable(model), batch, chunk_size=4)
+
+
 # ---- refusals --------------------------------------------------------------------------------
 
 

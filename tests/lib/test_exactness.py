@@ -49,6 +49,16 @@ def test_keep_options(family, keep_kv, keep_attention):
 
 
 @pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("family", ["qwen3", "gemma3", "gemma2"])
+@pytest.mark.parametrize("head_chunk_size", [1, 6, 100])
+def test_recomputed_heads(head_chunk_size, family, tied):
+    model = build(family, tie_word_embeddings=tied)
+    batch = blind_rows_ignored(batch_of(padding="left", ignored=0.3), family)
+    options = {"chunk_size": 5, "head_chunk_size": head_chunk_size, "recompute_head": True}
+    compare(model, batch, upstream=-1.5, **options)
+
+
+@pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("family", MAIN)
 def test_tied_and_untied_embeddings(family, tied):
     model = build(family, tie_word_embeddings=tied)

@@ -54,6 +54,7 @@ def cases(draw):
         "head_chunk_size": draw(st.integers(1, 130)),
         "keep_kv": draw(st.booleans()),
         "keep_attention": draw(st.booleans()),
+        "recompute_head": draw(st.booleans()),
     }
     upstream = draw(st.sampled_from([1.0, -1.0, 0.125, 300.0]))
     return fields, batch, upstream, options
