@@ -84,11 +84,7 @@ def build(
 def randomised(model: Any, seed: int, dtype: torch.dtype) -> Any:
     """Weights large enough for sharp attention; rotary frequencies stay fp32 as in training."""
     generator = torch.Generator().manual_seed(seed)
-    model.to(dtype)
-    for module in model.modules():
-        for name, buffer in module._buffers.items():
-            if buffer is not None and "inv_freq" in name:
-                module._buffers[name] = buffer.type(torch.float32)  # also inside `in_double`
+    cast(model, dtype)
     with torch.no_grad():
         for p in model.parameters():
             noise = torch.randn(p.shape, generator=generator, dtype=torch.float64)
@@ -97,6 +93,16 @@ def randomised(model: Any, seed: int, dtype: torch.dtype) -> Any:
             else:
                 p.copy_(noise * 1.3 / p.shape[-1] ** 0.5)
     return model.train()
+
+
+def cast(model: Any, dtype: torch.dtype) -> Any:
+    """`model.to(dtype)` apart from the rotary frequencies; also inside `in_double`."""
+    model.to(dtype)
+    for module in model.modules():
+        for name, buffer in module._buffers.items():
+            if buffer is not None and "inv_freq" in name:
+                module._buffers[name] = buffer.type(torch.float32)
+    return model
 
 
 def batch_of(

@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from libtools import batch_of, build, double_loss, gradients
+from libtools import batch_of, build, cast, double_loss, gradients
 
 import streambp
 from streambp.gradients import GradientSums
@@ -26,7 +26,7 @@ def setting():
     """(bf16 model, float64 gradients, error of plain bf16 autograd) on one long batch."""
     model = build(dtype=torch.bfloat16, hidden_size=32, head_dim=8, max_position_embeddings=LENGTH)
     batch = batch_of(1, LENGTH)
-    exact, plain = copy.deepcopy(model).double(), copy.deepcopy(model)
+    exact, plain = cast(copy.deepcopy(model), torch.float64), copy.deepcopy(model)
     double_loss(exact, batch).backward()
     wanted = gradients(exact)
     plain(**batch).loss.backward()

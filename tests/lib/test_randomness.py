@@ -9,7 +9,7 @@ import copy
 import peft
 import pytest
 import torch
-from libtools import assert_close, batch_of, build, compare, double_loss, gradients, in_double
+from libtools import assert_close, batch_of, build, cast, compare, double_loss, gradients, in_double
 
 import streambp
 
@@ -26,7 +26,7 @@ def lora(model, **fields):
     config = peft.LoraConfig(
         r=3, lora_alpha=5, target_modules=["q_proj", "k_proj", "v_proj", "up_proj"], **fields
     )
-    model = peft.get_peft_model(model, config).double()
+    model = cast(peft.get_peft_model(model, config), torch.float64)
     generator = torch.Generator().manual_seed(4)
     for name, p in model.named_parameters():
         if "lora_" in name and "magnitude" not in name:
@@ -175,7 +175,7 @@ def test_adapters_on_a_model_that_streams_already():
 def test_autocast(family, options):
     """Three-way rule: against fp32, no worse than plain autocast plus a half."""
     model = build(family, dtype=torch.float32)
-    exact, plain = copy.deepcopy(model).double(), copy.deepcopy(model)
+    exact, plain = cast(copy.deepcopy(model), torch.float64), copy.deepcopy(model)
     batch = batch_of(2, 33, padding="left")
     double_loss(exact, batch).backward()
     with torch.autocast("cpu", torch.bfloat16):
