@@ -71,8 +71,8 @@ class KVStream:
             self.keys = label(self._empty(key), "kv")
             self.values = label(self._empty(value), "kv")
         start, end = self.chunk.start, self.chunk.end
-        self.keys[:, :, start:end] = key
-        self.values[:, :, start:end] = value
+        self.keys[:, :, start:end] = key.detach()
+        self.values[:, :, start:end] = value.detach()
 
     def _empty(self, like: torch.Tensor) -> torch.Tensor:
         batch, heads, _, dim = like.shape

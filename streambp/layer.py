@@ -218,12 +218,14 @@ class StreamedLayer(torch.autograd.Function):
             stack.enter_context(random.fork() if random is not None else nullcontext())
             leaves = stack.enter_context(detached_parameters([call.layer], ctx.params))
             sums = GradientSums(leaves, len(call.chunks))
-            if kv.keys is None:
+            stored = kv.keys is not None
+            if not stored:
                 with replay.autocast(ctx.autocast):
                     _collect_keys(call, x, kv, random)
-            kv.mode = "read"
-            kv.start_gradients(len(call.chunks))
-            for index in reversed(range(len(call.chunks))):
+            last = len(call.chunks) - 1
+            for index in reversed(range(last + 1)):
+                # The last chunk runs first and brings its own keys: they need no collecting.
+                kv.mode = "write" if index == last and not stored else "read"
                 if random is not None:
                     random.restore(index)
                 view = call.view(index, kv)
@@ -232,6 +234,8 @@ class StreamedLayer(torch.autograd.Function):
                 chunk_x = x[:, view.span].detach().requires_grad_(need_x)
                 with torch.enable_grad(), replay.autocast(ctx.autocast), SummedLinears(sums):
                     out = call.run(chunk_x, view)
+                if index == last:
+                    kv.start_gradients(len(call.chunks))
                 inputs = [chunk_x, *leaves] if need_x else leaves
                 grads = torch.autograd.grad(out, inputs, grad[:, view.span], allow_unused=True)
                 del out
@@ -245,10 +249,11 @@ class StreamedLayer(torch.autograd.Function):
 def _collect_keys(
     call: LayerCall, x: Tensor, kv: KVStream, random: replay.RandomStates | None
 ) -> None:
-    """Keys and values of the whole sequence again, from the saved layer input."""
+    """Keys and values before the last chunk again, from the saved layer input."""
     kv.mode = "collect"
     with torch.no_grad():
-        for index, chunk in enumerate(call.chunks):
+        for index in range(len(call.chunks) - 1):
+            chunk = call.chunks[index]
             if random is not None:
                 random.restore(index)
             call.collect(x[:, chunk.start : chunk.end], call.view(index, kv))
