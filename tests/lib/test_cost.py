@@ -89,8 +89,6 @@ def test_products_and_attention_are_computed_as_often_as_promised(
     the head three times in all; attention once forward, and once more in backward unless kept.
     """
     options = {"keep_kv": keep_kv, "keep_attention": keep_attention}
-    before_last = (T - 1) // chunk_size * chunk_size
-    again = L * (Q + KV) * before_last // T
     forward, backward = count(
         streambp.enable(make(), chunk_size=chunk_size, head_chunk_size=7, **options)
     )
