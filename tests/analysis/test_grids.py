@@ -1,10 +1,11 @@
 """A sweep is the union of its grids; the command line has the last word in each of them."""
 
+import importlib
 from types import SimpleNamespace
 
 import pytest
 
-from streambp.bench.sweep import Sweeper
+from streambp.bench import sweep
 
 GRIDS = [
     {"model": "a", "method": "standard", "seq_len": "1,2"},
@@ -14,8 +15,11 @@ GRIDS = [
 
 @pytest.fixture
 def jobs():
+    # Hydra executes its own sweeper's module again whenever it looks for plugins.
+    current = importlib.reload(sweep)
+
     def jobs_of(*arguments, device="auto", **keys):
-        sweeper = Sweeper(**keys)
+        sweeper = current.Sweeper(**keys)
         sweeper.hydra_context = SimpleNamespace(config_loader=None)
         sweeper.config = SimpleNamespace(device=SimpleNamespace(name=device))
         return [" ".join(job) for job in sweeper._jobs(list(arguments))]
