@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, NamedTuple
 
@@ -33,6 +34,30 @@ class CostKey(NamedTuple):
     kind: str  # "matmul", "attention" or "other"
     stage: str  # "forward", "recompute" or "backward"
     in_forward: bool  # ran before `backward` was called (a head may form its gradients there)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Costs:
+    """Totals of one pass: FLOPs, bytes moved and predicted seconds."""
+
+    flops: dict[CostKey, int]
+    bytes_moved: dict[CostKey, int]
+    time_s: dict[CostKey, float]
+
+    def extended(self, other: Costs, num_steps: int) -> Costs:
+        """`other` plus `num_steps` times the difference of `other` and this: costs are affine."""
+
+        def extend(a: dict[CostKey, Any], b: dict[CostKey, Any]) -> dict[CostKey, Any]:
+            return {
+                key: b.get(key, 0) + num_steps * (b.get(key, 0) - a.get(key, 0))
+                for key in {**a, **b}
+            }
+
+        return Costs(
+            flops=extend(self.flops, other.flops),
+            bytes_moved=extend(self.bytes_moved, other.bytes_moved),
+            time_s=extend(self.time_s, other.time_s),
+        )
 
 
 def attention_pairs(m: int, n: int, causal: bool) -> int:
@@ -110,6 +135,14 @@ class CostCounter(TorchDispatchMode):
         self.weight = Fraction(1)
         self._in_backward = False
         self._roofline = roofline
+
+    def totals(self) -> Costs:
+        """What was counted, in whole FLOPs and bytes."""
+        return Costs(
+            flops={key: round(flops) for key, flops in self.flops.items()},
+            bytes_moved={key: round(num) for key, num in self.bytes_moved.items()},
+            time_s=dict(self.time_s),
+        )
 
     @contextmanager
     def around(self, name: str) -> Iterator[None]:

@@ -15,14 +15,12 @@ from torch import nn
 from streambp.bench.config import ModelConfig, TuningConfig
 from streambp.bench.search import EVERYTHING_FITS, FOUND, Probe, find_max
 from streambp.config import StreamConfig
-from streambp.sim.costs import CostCounter
 from streambp.sim.errors import NothingFitsError
 from streambp.sim.gpus import Gpu, resolve_gpu
-from streambp.sim.passes import run_pass
 from streambp.sim.roofline import Roofline
 from streambp.sim.settings import Assumptions
 from streambp.sim.simulation import Simulation, simulate
-from streambp.sim.workload import Workload, depth_of, with_num_layers
+from streambp.sim.workload import Workload
 
 GIB = 2**30
 _SEQ_LEN_STEP = 8
@@ -264,14 +262,8 @@ def _candidates(workload: Workload) -> list[StreamConfig]:
 
 
 def _predicted_time_s(workload: Workload) -> float:
-    """Roofline time of one forward and backward pass, affine in depth."""
+    """Roofline time of one forward and backward pass."""
     assert workload.gpu is not None
-    depth = depth_of(workload.model)
-    pair = depth.short_pair() or (depth.num_layers, depth.num_layers)
-    times = []
-    for num_layers in pair:
-        costs = CostCounter(Roofline(gpu=workload.gpu))
-        run_pass(workload.replace(model=with_num_layers(workload.model, num_layers)), costs=costs)
-        times.append(sum(costs.time_s.values()))
-    num_steps = (depth.num_layers - pair[1]) // depth.period
-    return times[1] + num_steps * (times[1] - times[0])
+    costs = simulate(workload, roofline=Roofline(gpu=workload.gpu)).costs
+    assert costs is not None
+    return sum(costs.time_s.values())

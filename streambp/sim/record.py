@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from typing import Any
 
-from streambp.bench.config import RunConfig
+from streambp.bench.config import MethodConfig, RunConfig
 from streambp.bench.methods import method_options
 from streambp.sim.allocator import replay
-from streambp.sim.costs import CostCounter
+from streambp.sim.costs import Costs
 from streambp.sim.errors import NothingFitsError
-from streambp.sim.gpus import resolve_gpu
+from streambp.sim.gpus import Gpu, resolve_gpu
 from streambp.sim.passes import Pass, run_pass
 from streambp.sim.roofline import Roofline
-from streambp.sim.settings import PAPER, Assumptions
-from streambp.sim.simulation import simulate
+from streambp.sim.settings import Assumptions, paper_assumptions
+from streambp.sim.simulation import Simulation, simulate
 from streambp.sim.workload import Workload, depth_of
 
 GIB = 2**30
 _BASELINE = "checkpointing"
+#: The whole model is run for reserved memory if it has at most so many ops: a few seconds.
+_WHOLE_MODEL_OPS = 60_000
 _NOT_SIMULATED = {
     "peak_rss_bytes": "simulated run: host memory is not used",
     "nvml_process_bytes": "simulated run: there is no device",
@@ -28,8 +30,9 @@ _NOT_SIMULATED = {
 def simulate_run(config: RunConfig) -> dict[str, Any]:
     """The record's sections of a simulated run: memory, time, flops, timeline, provenance, notes.
 
-    The whole model runs on tensors without storage; of long loops over chunks only the chunks that
-    decide the peak. Gradient checkpointing of the same workload is simulated beside it.
+    Peak, FLOPs and time come from the model at two short depths (see `simulate`). The whole model
+    runs as well, for reserved memory and the timeline, if that takes seconds or
+    `measure.timeline` asks for it. Gradient checkpointing of the same workload stands beside it.
 
     Raises:
         NothingFitsError: the budget is smaller than what exists before the first token.
@@ -39,28 +42,25 @@ def simulate_run(config: RunConfig) -> dict[str, Any]:
     assert workload.gpu is not None
     budget_bytes = budget_bytes_of(config, workload)
     roofline = Roofline(gpu=workload.gpu)
-    costs = CostCounter(roofline)
-    result = run_pass(
-        workload,
-        period=depth_of(workload.model).period,
-        costs=costs,
-        record_events=True,
-        timeline=config.measure.timeline,
-    )
-    if sum(result.resident_by_category.values()) > budget_bytes:
+    simulation = simulate(workload, roofline=roofline)
+    if simulation.resident_bytes > budget_bytes:
         raise NothingFitsError(f"nothing fits: {resident_message(workload)}")
+    whole = None
+    if config.measure.timeline or simulation.num_ops <= _WHOLE_MODEL_OPS:
+        whole = _whole_pass(workload, timeline=config.measure.timeline)
+    assert simulation.costs is not None
     sections: dict[str, Any] = {
-        "memory": _memory(workload, result, budget_bytes),
-        "time": _time(costs),
-        "flops": _flops(costs),
+        "memory": _memory(workload, simulation, whole, budget_bytes),
+        "time": _time(simulation.costs),
+        "flops": _flops(simulation.costs),
         "provenance": {"memory": "simulated", "time": "predicted", "flops": "simulated"},
         "notes": _notes(workload, roofline),
     }
     if workload.method != _BASELINE:
-        sections["memory"]["beside"] = _beside(workload, budget_bytes)
-    if result.tracker.timeline is not None:
+        sections["memory"]["beside"] = _beside(config, budget_bytes)
+    if whole is not None and whole.tracker.timeline is not None:
         sections["timeline"] = {
-            **result.tracker.timeline.to_dict(),
+            **whole.tracker.timeline.to_dict(),
             "provenance": "simulated",
             "gpu": workload.gpu.name,
             "budget_bytes": budget_bytes,
@@ -75,7 +75,7 @@ def workload_of(config: RunConfig) -> Workload:
     Raises:
         ValueError: an unknown GPU, assumption or method option.
     """
-    base = PAPER if config.paper else Assumptions()
+    base = paper_assumptions(config.method.name) if config.paper else Assumptions()
     assumptions = Assumptions.from_mapping({**base.to_dict(), **config.device.assumptions})
     return Workload(
         model=config.model,
@@ -112,36 +112,39 @@ def resident_message(workload: Workload) -> str:
 
 
 def memory_section(workload: Workload, budget_bytes: int) -> dict[str, Any]:
-    """The record's memory section of one workload, from a full simulation."""
+    """The record's memory section of one workload."""
+    simulation = simulate(workload)
+    whole = _whole_pass(workload) if simulation.num_ops <= _WHOLE_MODEL_OPS else None
+    return _memory(workload, simulation, whole, budget_bytes)
+
+
+def _whole_pass(workload: Workload, *, timeline: bool = False) -> Pass:
     period = depth_of(workload.model).period
-    return _memory(workload, run_pass(workload, period=period, record_events=True), budget_bytes)
+    return run_pass(workload, period=period, record_events=True, timeline=timeline)
 
 
-def _memory(workload: Workload, result: Pass, budget_bytes: int) -> dict[str, Any]:
-    tracker = result.tracker
-    peak = tracker.peak
-    assert workload.gpu is not None and tracker.events is not None
-    native = replay(tracker.events)
-    expandable = replay(tracker.events, expandable=True)
-    limited = replay(tracker.events, capacity_bytes=workload.gpu.memory_bytes, expandable=True)
-    resident = result.resident_by_category
+def _memory(
+    workload: Workload, simulation: Simulation, whole: Pass | None, budget_bytes: int
+) -> dict[str, Any]:
+    assert workload.gpu is not None
+    resident = simulation.resident_by_category
     weights, gradients = resident.get("weights", 0), resident.get("gradients", 0)
     optimizer = resident.get("optimizer", 0)
+    peak = simulation.peak_bytes
+    reserved, missing = _reserved(workload.gpu, whole)
     return {
-        "peak_allocated_bytes": peak.live_bytes,
-        "peak_reserved_bytes": native.peak_reserved_bytes,
-        "peak_reserved_expandable_bytes": expandable.peak_reserved_bytes,
-        "out_of_memory_at_event": limited.oom_event,
-        "peak_live_bytes": peak.live_bytes,
+        "peak_allocated_bytes": peak,
+        **reserved,
+        "peak_live_bytes": peak,
         "weights_bytes": weights,
         "gradients_bytes": gradients,
         "optimizer_bytes": optimizer,
-        "activation_peak_bytes": peak.live_bytes - weights - gradients - optimizer,
+        "activation_peak_bytes": peak - weights - gradients - optimizer,
         "resident_by_category_bytes": resident,
-        "peak_by_category_bytes": dict(peak.by_category),
-        "peak_by_phase_bytes": {name: p.live_bytes for name, p in tracker.peaks.items()},
-        "peak_phase": tracker.peak_phase,
-        "peak_op": peak.op,
+        "peak_by_category_bytes": dict(simulation.by_category),
+        "peak_by_phase_bytes": dict(simulation.phase_peaks),
+        "peak_phase": simulation.peak_phase,
+        "peak_op": simulation.peak_op,
         "peak_largest": [
             {
                 "name": tensor.name,
@@ -150,13 +153,39 @@ def _memory(workload: Workload, result: Pass, budget_bytes: int) -> dict[str, An
                 "dtype": tensor.dtype,
                 "category": tensor.category,
             }
-            for tensor in peak.largest
+            for tensor in simulation.largest
         ],
-        **_fit(peak.live_bytes, budget_bytes),
+        **_fit(peak, budget_bytes),
         "gpu": workload.gpu.to_dict(),
         **dict.fromkeys(_NOT_SIMULATED),
-        "unavailable": dict(_NOT_SIMULATED),
+        "unavailable": {**_NOT_SIMULATED, **missing},
     }
+
+
+def _reserved(gpu: Gpu, whole: Pass | None) -> tuple[dict[str, Any], dict[str, str]]:
+    """Reserved bytes from the whole model's allocations, and why they are missing without."""
+    names = (
+        "peak_reserved_bytes",
+        "peak_reserved_expandable_bytes",
+        "out_of_memory_at_event",
+        "num_events",
+    )
+    if whole is None:
+        reason = "the whole model was not run: measure.timeline=true does"
+        return dict.fromkeys(names), dict.fromkeys(names, reason)
+    events = whole.tracker.events
+    assert events is not None
+    limited = replay(events, capacity_bytes=gpu.memory_bytes, expandable=True)
+    missing = {}
+    if limited.oom_event is None:
+        missing["out_of_memory_at_event"] = "it does not run out of memory"
+    values = (
+        replay(events).peak_reserved_bytes,
+        replay(events, expandable=True).peak_reserved_bytes,
+        limited.oom_event,
+        len(events),
+    )
+    return dict(zip(names, values, strict=True)), missing
 
 
 def _fit(peak_bytes: int, budget_bytes: int) -> dict[str, Any]:
@@ -167,9 +196,9 @@ def _fit(peak_bytes: int, budget_bytes: int) -> dict[str, Any]:
     }
 
 
-def _beside(workload: Workload, budget_bytes: int) -> dict[str, Any]:
-    """The same workload under gradient checkpointing."""
-    baseline = simulate(workload.replace(method=_BASELINE, method_options={}))
+def _beside(config: RunConfig, budget_bytes: int) -> dict[str, Any]:
+    """The same run under gradient checkpointing."""
+    baseline = simulate(workload_of(config.replace(method=MethodConfig(name=_BASELINE))))
     return {
         "method": _BASELINE,
         "peak_allocated_bytes": baseline.peak_bytes,
@@ -179,7 +208,7 @@ def _beside(workload: Workload, budget_bytes: int) -> dict[str, Any]:
     }
 
 
-def _time(costs: CostCounter) -> dict[str, Any]:
+def _time(costs: Costs) -> dict[str, Any]:
     forward = sum(t for key, t in costs.time_s.items() if key.in_forward)
     total = sum(costs.time_s.values())
     return {
@@ -191,11 +220,11 @@ def _time(costs: CostCounter) -> dict[str, Any]:
     }
 
 
-def _flops(costs: CostCounter) -> dict[str, Any]:
+def _flops(costs: Costs) -> dict[str, Any]:
     by_kind = {f"{key.kind}_{key.stage}_flops": 0 for key in costs.flops if key.kind != "other"}
     for key, flops in costs.flops.items():
         if key.kind != "other":
-            by_kind[f"{key.kind}_{key.stage}_flops"] += round(flops)
+            by_kind[f"{key.kind}_{key.stage}_flops"] += flops
     return {**dict(sorted(by_kind.items())), "total_flops": sum(by_kind.values())}
 
 

@@ -64,3 +64,10 @@ class Assumptions:
 
 #: The choices under which the published baselines are met (see the fidelity report).
 PAPER = Assumptions(gradients_resident=True, outputs_kept=True, mask="additive")
+#: A streamed pass makes no outputs to keep, and hands no T x T mask to its layers.
+PAPER_STREAMED = Assumptions(gradients_resident=True, outputs_kept=False, mask="none")
+
+
+def paper_assumptions(method: str) -> Assumptions:
+    """The paper's setting for a method: its baselines run the model's own forward."""
+    return PAPER if method in ("standard", "checkpointing") else PAPER_STREAMED

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from streambp.sim.costs import CostCounter, Costs
 from streambp.sim.passes import Pass, run_pass
+from streambp.sim.roofline import Roofline
 from streambp.sim.tracker import LiveTensor, Peak
 from streambp.sim.workload import Workload, depth_of, with_num_layers
 
@@ -31,6 +33,8 @@ class Simulation:
     largest: list[LiveTensor] = field(default_factory=list)
     phase_peaks: dict[str, int] = field(default_factory=dict)
     num_layers_run: int
+    num_ops: int  # of the whole model, loops over chunks shortened
+    costs: Costs | None = None
 
     @property
     def resident_bytes(self) -> int:
@@ -38,21 +42,27 @@ class Simulation:
         return sum(self.resident_by_category.values())
 
 
-def simulate(workload: Workload, *, full: bool = False) -> Simulation:
-    """Simulate a workload's memory. `full` runs every layer instead of extrapolating in depth.
+def simulate(
+    workload: Workload, *, full: bool = False, roofline: Roofline | None = None
+) -> Simulation:
+    """Simulate a workload's memory and, given a roofline, its FLOPs and predicted time.
+
+    full: run every layer instead of extrapolating in depth; the answer is the same.
 
     Raises:
         SimulationError, ValueError: see `run_pass`.
     """
     depth = depth_of(workload.model)
     pair = None if full else depth.short_pair()
+
+    def run(cell: Workload) -> Pass:
+        costs = None if roofline is None else CostCounter(roofline)
+        return run_pass(cell, period=depth.period, costs=costs)
+
     if pair is None:
-        return _of_pass(run_pass(workload, period=depth.period), depth.num_layers)
+        return _of_pass(run(workload), depth.num_layers)
     shorter, longer = (
-        run_pass(
-            workload.replace(model=with_num_layers(workload.model, num_layers)),
-            period=depth.period,
-        )
+        run(workload.replace(model=with_num_layers(workload.model, num_layers)))
         for num_layers in pair
     )
     num_steps = (depth.num_layers - pair[1]) // depth.period
@@ -71,6 +81,8 @@ def _of_pass(result: Pass, num_layers: int) -> Simulation:
         largest=list(peak.largest),
         phase_peaks={name: p.live_bytes for name, p in tracker.peaks.items()},
         num_layers_run=num_layers,
+        num_ops=tracker.num_ops,
+        costs=None if result.costs is None else result.costs.totals(),
     )
 
 
@@ -85,6 +97,9 @@ def _extrapolated(shorter: Pass, longer: Pass, num_steps: int, num_layers: int) 
         values = {name: extend(a.get(name, 0), b.get(name, 0)) for name in names}
         return {name: value for name, value in values.items() if value}
 
+    costs = None
+    if shorter.costs is not None and longer.costs is not None:
+        costs = shorter.costs.totals().extended(longer.costs.totals(), num_steps)
     short_peaks, long_peaks = _peaks(shorter), _peaks(longer)
     phase_peaks = {
         name: extend(short_peaks[name].live_bytes, peak.live_bytes)
@@ -100,6 +115,8 @@ def _extrapolated(shorter: Pass, longer: Pass, num_steps: int, num_layers: int) 
         largest=list(long_peaks[phase].largest),
         phase_peaks=phase_peaks,
         num_layers_run=num_layers,
+        num_ops=extend(shorter.tracker.num_ops, longer.tracker.num_ops),
+        costs=costs,
     )
 
 

@@ -34,7 +34,7 @@ def config_of(**changes):
         "device": {"name": "simulated"},
         "optimizer": {"name": "adamw"},
         "gpu": TINY_GPU,
-        "seq_len": 512,
+        "seq_len": 256,
     }
     return RunConfig.from_dict({**values, **changes})
 
@@ -71,9 +71,11 @@ def test_a_run_beyond_its_budget_does_not_fit():
 
 
 def test_paper_sets_the_papers_assumptions_and_the_command_line_wins():
-    assert workload_of(config_of(paper=True)).assumptions == PAPER
+    standard = {"name": "standard"}
+    assert workload_of(config_of(paper=True, method=standard)).assumptions == PAPER
+    assert workload_of(config_of(paper=True)).assumptions.mask == "none"  # streamed
     device = {"name": "simulated", "assumptions": {"mask": "none"}}
-    changed = workload_of(config_of(paper=True, device=device)).assumptions
+    changed = workload_of(config_of(paper=True, method=standard, device=device)).assumptions
     assert changed.mask == "none" and changed.outputs_kept
 
 
@@ -134,15 +136,15 @@ def test_float64_attention_with_a_mask_is_refused_not_guessed():
 
 
 def test_plan_takes_the_fastest_setting_that_fits():
-    generous = plan(small_model(3), TINY_GPU, seq_len=512)
+    generous = plan(small_model(3), TINY_GPU, seq_len=256)
     assert generous.config.keep_kv and generous.config.keep_attention
     assert generous.peak_bytes <= generous.budget_bytes
     less = (generous.peak_bytes - 1) / 2**30
-    tight = plan(small_model(3), TINY_GPU, seq_len=512, budget_gib=less)
+    tight = plan(small_model(3), TINY_GPU, seq_len=256, budget_gib=less)
     assert tight.peak_bytes <= tight.budget_bytes < generous.peak_bytes
     assert tight.config != generous.config
-    with pytest.raises(NothingFitsError, match="nothing fits: seq_len=512"):
-        plan(small_model(3), TINY_GPU, seq_len=512, budget_gib=0.005)
+    with pytest.raises(NothingFitsError, match="nothing fits: seq_len=256"):
+        plan(small_model(3), TINY_GPU, seq_len=256, budget_gib=0.005)
 
 
 def test_the_longest_sequence_of_a_method():

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from streambp.sim.fidelity.points import BASELINES, Point
+from streambp.sim.fidelity.points import Point
+from streambp.sim.fidelity.settings import BASELINES
 
 #: How many percent streambp's simulation may lie above a published reading (its own error).
 READING_ERROR_GIB = 0.06

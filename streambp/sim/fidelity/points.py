@@ -9,6 +9,7 @@ from streambp.bench import linear_example
 from streambp.bench.search import Probe, find_max
 from streambp.published import load
 from streambp.sim.fidelity import settings
+from streambp.sim.fidelity.settings import BASELINES
 from streambp.sim.gpus import gpu_named
 from streambp.sim.simulation import simulate
 from streambp.sim.workload import Workload
@@ -187,7 +188,6 @@ def _maximum(
     )
 
 
-BASELINES = ("standard", "checkpointing")
 OURS = ("streambp",)
 #: name -> points, in the order of the report.
 TABLES: dict[str, Callable[[], Iterator[Point]]] = {

@@ -10,15 +10,14 @@ import yaml
 
 from streambp.bench.config import ModelConfig, TuningConfig
 from streambp.sim.gpus import gpu_named
-from streambp.sim.settings import PAPER, Assumptions
+from streambp.sim.settings import Assumptions, paper_assumptions
 from streambp.sim.workload import Workload
 
 GPU = "a800_80gb"
 #: The paper's chunk sizes.
 PAPER_CHUNKS = {"chunk_size": 500, "head_chunk_size": 100, "recompute_head": True}
-#: What our own method is simulated with: it takes no outputs and needs no mask.
-OURS = Assumptions(gradients_resident=True, outputs_kept=False, mask="none")
 LORA_RANK = 32
+BASELINES = ("standard", "checkpointing")
 #: Table 8: X (rows, width), W1 and W2 (width, width).
 LINEAR_ROWS, LINEAR_WIDTH = 100_000, 16_384
 
@@ -60,7 +59,7 @@ def workload(model: str, tuning: str, method: str, seq_len: int, **changes: Any)
         "seq_len": seq_len,
         "gpu": gpu_named(GPU),
         "tuning": TuningConfig(name=tuning, rank=LORA_RANK),
-        "assumptions": OURS if streamed else PAPER,
+        "assumptions": paper_assumptions(method),
     }
     return Workload(**{**values, **changes})
 
@@ -73,5 +72,5 @@ def trainer_workload(model: str, tuning: str, method: str, seq_len: int) -> Work
         method,
         seq_len,
         optimizer="adamw_8bit" if tuning == "full" else "adamw",
-        assumptions=OURS if method == "streambp" else TRAINER,
+        assumptions=TRAINER if method in BASELINES else paper_assumptions(method),
     )
