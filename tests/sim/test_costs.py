@@ -57,8 +57,9 @@ def test_streambp_needs_the_products_of_the_standard_pass_and_those_recomputed()
     forward = 2 * T * (L * LAYER_WEIGHTS + D * V)
     assert flops["matmul", "forward"] == forward
     assert flops["matmul", "backward"] == 2 * forward
-    projections = D * (H + 2 * K) * E  # before a layer's cache: once more for K and V
-    assert flops["matmul", "recompute"] == 2 * T * L * (LAYER_WEIGHTS + projections)
+    # At most each layer once more, and its projections once more for keys and values.
+    most = LAYER_WEIGHTS + D * (H + 2 * K) * E
+    assert T * L * (LAYER_WEIGHTS - D * F) <= flops["matmul", "recompute"] / 2 <= T * L * most
     assert flops["attention", "recompute"] == flops["attention", "forward"]
 
 

@@ -1,5 +1,6 @@
 """The committed report keeps its bounds, and its points are what the simulation gives today."""
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -58,8 +59,11 @@ def test_the_linear_example_is_met_today():
 
 def test_a_report_is_written_and_read_back(tmp_path):
     points = compute(["table8"])
-    write(tmp_path, points, evaluate(points))
+    write(tmp_path, points)
     assert read(tmp_path) == points
+    changed = [dataclasses.replace(points[0], simulated=0.0)]
+    write(tmp_path, changed)  # other points stay
+    assert read(tmp_path) == [*changed, *points[1:]]
     text = (tmp_path / "report.md").read_text()
     assert "simulated" in text and "Assumptions" in text
 

@@ -63,9 +63,11 @@ def check_line(check: Check) -> str:
     return f"{verdict:8} {check.name}: {check.value:.4g} ({relation} {check.bound:g})"
 
 
-def write(folder: Path, points: Sequence[Point], checks: Sequence[Check]) -> None:
-    """Write the report's files, replacing older ones."""
+def write(folder: Path, points: Sequence[Point]) -> None:
+    """Write the report's files. Points of an older report there that were not computed again stay."""
     folder.mkdir(parents=True, exist_ok=True)
+    points = merged(read(folder) if (folder / "points.csv").is_file() else [], points)
+    checks = evaluate(points)
     with open(folder / "points.csv", "w", newline="", encoding="utf-8") as file:
         names = [f.name for f in dataclasses.fields(Point)]
         writer = csv.writer(file)
@@ -79,6 +81,17 @@ def write(folder: Path, points: Sequence[Point], checks: Sequence[Check]) -> Non
             kind = "at_least" if check.at_least else "at_most"
             writer.writerow([check.name, f"{check.value:.6g}", check.bound, kind, check.ok])
     (folder / "report.md").write_text(markdown(points, checks), encoding="utf-8")
+
+
+def merged(older: Sequence[Point], newer: Sequence[Point]) -> list[Point]:
+    """The newer points and those of the older ones that they don't replace, in the older order."""
+    new = {_identity(point): point for point in newer}
+    kept = [new.pop(_identity(point), point) for point in older]
+    return [*kept, *new.values()]
+
+
+def _identity(point: Point) -> tuple[str, str, str, str, int, str]:
+    return (point.table, point.model, point.tuning, point.method, point.x, point.quantity)
 
 
 def read(folder: Path) -> list[Point]:
@@ -154,7 +167,7 @@ def run(config: RunConfig, progress: Progress) -> dict[str, Any]:
     points = compute(options.get("tables"), lambda point: progress.message(point_line(point)))
     checks = evaluate(points)
     if options.get("write_to"):
-        write(Path(options["write_to"]), points, checks)
+        write(Path(options["write_to"]), points)
     return {
         "benchmark": {
             "summary": [
