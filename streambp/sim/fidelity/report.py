@@ -64,7 +64,7 @@ def check_line(check: Check) -> str:
 
 
 def write(folder: Path, points: Sequence[Point]) -> None:
-    """Write the report's files. Points of an older report there that were not computed again stay."""
+    """Write the report's files. Points of an older report there, if not computed again, stay."""
     folder.mkdir(parents=True, exist_ok=True)
     points = merged(read(folder) if (folder / "points.csv").is_file() else [], points)
     checks = evaluate(points)
