@@ -34,6 +34,9 @@ class GradientSums:
         self._sums: list[Tensor | None] = [None] * len(self._leaves)
         self._several = num_chunks > 1
 
+    def __len__(self) -> int:
+        return len(self._leaves)
+
     def __contains__(self, leaf: object) -> bool:
         return id(leaf) in self._index
 
@@ -136,14 +139,19 @@ def adds_in_place(param: Tensor) -> bool:
 
 
 class _Linear(torch.autograd.Function):
-    """`F.linear(x, weight, bias)` whose parameter gradients go into `sums`, not to autograd."""
+    """`F.linear(x, weight, bias)` whose parameter gradients go into `sums`, not to autograd.
+
+    unread: nobody reads the values, only the graph counts; zeros take their place.
+    """
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, sums: GradientSums
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, sums: GradientSums, unread: bool
     ) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.leaves, ctx.sums = (weight, bias), sums
+        if unread:
+            return x.new_zeros(1).expand(*x.shape[:-1], weight.shape[0])
         return torch.nn.functional.linear(x, weight, bias)
 
     @staticmethod
@@ -156,7 +164,7 @@ class _Linear(torch.autograd.Function):
             ctx.sums.add_product(weight_leaf, rows, x.reshape(-1, x.shape[-1]))
         if bias_leaf in ctx.sums:
             ctx.sums.add(bias_leaf, rows.sum(0), fresh=True)
-        return grad @ weight if ctx.needs_input_grad[0] else None, None, None, None
+        return grad @ weight if ctx.needs_input_grad[0] else None, None, None, None, None
 
 
 class SummedLinears(TorchFunctionMode):
@@ -164,18 +172,39 @@ class SummedLinears(TorchFunctionMode):
 
     Saves a fresh (O, I) tensor and a pass over it per chunk. Under autocast, and for tensor
     subclasses, linear layers are left to autograd.
+
+    unread: number of the call (from 0) whose product is not computed, because only the graph
+    behind its output is wanted. `adds_last` tells, once the layer ran, whether that was right.
     """
 
-    def __init__(self, sums: GradientSums) -> None:
+    def __init__(self, sums: GradientSums, unread: int | None = None) -> None:
         super().__init__()
         self._sums = sums
+        self._unread = unread
+        self._calls = 0
+        self.skipped = False
+        self._last: Tensor | None = None
+
+    def adds_last(self, out: Tensor) -> int | None:
+        """The number of the last call if `out` is its result plus something, and nothing else
+        used the result; `None` otherwise."""
+        if self._last is None or out.grad_fn is None or out.grad_fn.name() != "AddBackward0":
+            return None
+        last = self._last.grad_fn
+        if not any(node is last for node, _ in out.grad_fn.next_functions):
+            return None
+        return self._calls - 1 if _uses(last, out.grad_fn) == 1 else None
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func is torch.nn.functional.linear:
             x, weight, bias = _linear_arguments(*args, **kwargs)
             if self._takes(x, weight, bias):
-                return _Linear.apply(x, weight, bias, self._sums)
+                unread = self._calls == self._unread
+                self._calls += 1
+                self.skipped |= unread
+                self._last = _Linear.apply(x, weight, bias, self._sums, unread)
+                return self._last
         return func(*args, **kwargs)
 
     def _takes(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
@@ -185,6 +214,18 @@ class SummedLinears(TorchFunctionMode):
             and x.dtype == weight.dtype
             and not torch.is_autocast_enabled(x.device.type)
         )
+
+
+def _uses(wanted: Any, root: Any) -> int:
+    """How often the outputs of node `wanted` are used in the graph behind node `root`."""
+    found, seen, waiting = 0, {root}, [root]
+    while waiting:
+        for node, _ in waiting.pop().next_functions:
+            found += node is wanted
+            if node is not None and node not in seen:
+                seen.add(node)
+                waiting.append(node)
+    return found
 
 
 def _linear_arguments(

@@ -226,14 +226,12 @@ class StreamedLayer(torch.autograd.Function):
             for index in reversed(range(last + 1)):
                 # The last chunk runs first and brings its own keys: they need no collecting.
                 kv.mode = "write" if index == last and not stored else "read"
-                if random is not None:
-                    random.restore(index)
                 view = call.view(index, kv)
                 if kept:
                     view.saved = (kept[2 * index], kept[2 * index + 1])
                 chunk_x = x[:, view.span].detach().requires_grad_(need_x)
-                with torch.enable_grad(), replay.autocast(ctx.autocast), SummedLinears(sums):
-                    out = call.run(chunk_x, view)
+                with torch.enable_grad(), replay.autocast(ctx.autocast):
+                    out = _run_again(call, chunk_x, view, sums, random, index)
                 if index == last:
                     kv.start_gradients(len(call.chunks))
                 inputs = [chunk_x, *leaves] if need_x else leaves
@@ -244,6 +242,42 @@ class StreamedLayer(torch.autograd.Function):
                 sums.add_all(grads[1:] if need_x else grads)
             weight_grads = sums.take()
         return None, None if dx is None else own(dx), *weight_grads
+
+
+def _run_again(
+    call: LayerCall,
+    x: Tensor,
+    view: ChunkView,
+    sums: GradientSums,
+    random: replay.RandomStates | None,
+    index: int,
+) -> Tensor:
+    """The chunk's output with its graph, its values only where the graph needs them.
+
+    Most layers end in `residual + linear(x)`, whose value no gradient depends on. Which linear
+    call that is, is a guess from the last chunk of such a layer; the graph then tells whether it
+    holds, and if it does not the chunk runs in full.
+    """
+    kind = (type(call.layer), len(sums))
+    guess = None if _watched(call.layer) else _unread_linear.get(kind)
+    for unread in (guess, None):
+        if random is not None:
+            random.restore(index)
+        with SummedLinears(sums, unread) as linears:
+            out = call.run(x, view)
+        _unread_linear[kind] = linears.adds_last(out)
+        if not linears.skipped or unread == _unread_linear[kind]:
+            break
+    return out
+
+
+#: By kind of layer and number of its trainable parameters.
+_unread_linear: dict[tuple[type, int], int | None] = {}
+
+
+def _watched(layer: torch.nn.Module) -> bool:
+    """Does a forward hook inside the layer see values, which must then be right?"""
+    return any(module._forward_hooks for module in layer.modules() if module is not layer)
 
 
 def _collect_keys(

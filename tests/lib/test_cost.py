@@ -8,11 +8,11 @@ import copy
 
 import pytest
 import torch
-from libtools import VOCABULARY, batch_of, build
+from libtools import VOCABULARY, assert_close, batch_of, build, gradients, in_double
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import streambp
-from streambp import attention
+from streambp import attention, layer
 from streambp.sim.tracker import LiveTracker, register_model
 
 aten = torch.ops.aten
@@ -73,6 +73,7 @@ N = B * T
 KV = 2 * N * D * K * E
 Q = N * D * H * E
 LAYER = 2 * Q + KV + 3 * N * D * F  # q and o, k and v, MLP
+DOWN = N * D * F
 HEAD = N * D * VOCABULARY
 PAIRS = B * H * T * (T + 1) // 2
 
@@ -85,17 +86,18 @@ def test_products_and_attention_are_computed_as_often_as_promised(
 ):
     """Layers: once forward, three times backward (again, and two gradients).
 
+    But for the last product of a layer, computed again for no value that anybody reads.
     Queries, keys and values of all chunks but the last once more unless keys and values are kept;
     the head three times in all; attention once forward, and once more in backward unless kept.
     """
     options = {"keep_kv": keep_kv, "keep_attention": keep_attention}
-    forward, backward = count(
-        streambp.enable(make(), chunk_size=chunk_size, head_chunk_size=7, **options)
-    )
+    model = streambp.enable(make(), chunk_size=chunk_size, head_chunk_size=7, **options)
+    count(model)  # the first chunk finds out which product that is
+    forward, backward = count(model)
     assert forward.products == L * LAYER + 3 * HEAD
     before_last = (T - 1) // chunk_size * chunk_size
     collected = 0 if keep_kv else L * (Q + KV) * before_last // T
-    assert backward.products == 3 * L * LAYER + collected
+    assert backward.products == 3 * L * LAYER - L * DOWN + collected
     assert forward.scores["attention"] == L * PAIRS
     assert backward.scores["attention"] == (0 if keep_attention else L * PAIRS)
     assert backward.scores["attention_backward"] == L * PAIRS
@@ -225,3 +227,30 @@ def test_working_memory_does_not_grow_with_the_sequence(monkeypatch):
     per_token = (L * D + D + 4 * K * E + 2 * E) * FLOAT + 3 * 8
     assert peaks[2] - peaks[1] <= 64 * per_token
     assert peaks[1] - peaks[0] <= 64 * per_token
+
+
+def test_a_wrong_guess_of_the_unread_product_is_made_good(monkeypatch):
+    """Whatever call is guessed, gradients are exact: the graph says whether it was read."""
+    model = make(torch.float64)
+    plain = copy.deepcopy(model)
+    with in_double():
+        plain(**batch_of(B, T)).loss.backward()
+        streambp.enable(model, chunk_size=5, head_chunk_size=7)
+        kind = (type(model.model.layers[0]), len(list(model.model.layers[0].parameters())))
+        for guess in range(7):
+            monkeypatch.setitem(layer._unread_linear, kind, guess)
+            model.zero_grad()
+            model(**batch_of(B, T)).loss.backward()
+            assert_close(gradients(model), gradients(plain))
+            assert layer._unread_linear[kind] == 6  # down_proj
+
+
+def test_layers_with_hooks_inside_see_every_value():
+    model = streambp.enable(make(), chunk_size=16)
+    model(**batch_of(B, T)).loss.backward()
+    seen = []
+    model.model.layers[0].mlp.down_proj.register_forward_hook(lambda *a: seen.append(a[2].detach()))
+    model(**batch_of(B, T)).loss.backward()
+    half = len(seen) // 2
+    for forward, again in zip(seen[:half], reversed(seen[half:]), strict=True):
+        torch.testing.assert_close(forward, again)
