@@ -89,7 +89,7 @@ def tokens(axis: Any) -> None:
 
 def thousands(value: float) -> str:
     """20000 as "20k", 512 as "512"."""
-    return f"{value / 1000:g}k" if value >= 1000 and value % 100 == 0 else f"{value:g}"
+    return f"{value / 1000:g}k" if value >= 1000 and value % 50 == 0 else f"{value:g}"
 
 
 def finish(figure: Figure, title: str, caption: str, *, legend: Any = None) -> Figure:
