@@ -216,6 +216,11 @@ class SummedLinears(TorchFunctionMode):
         )
 
 
+def only_graph_matters(out: Tensor) -> bool:
+    """True for the result of a summed linear layer: no gradient depends on its values."""
+    return out.grad_fn is not None and out.grad_fn.name() == _Linear.__name__ + "Backward"
+
+
 def _uses(wanted: Any, root: Any) -> int:
     """How often the outputs of node `wanted` are used in the graph behind node `root`."""
     found, seen, waiting = 0, {root}, [root]

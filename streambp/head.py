@@ -14,10 +14,15 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
-from streambp import replay
+from streambp import kernels, replay
 from streambp.buffers import keeps_graph, own
 from streambp.chunks import Chunk, partition
-from streambp.gradients import GradientSums, SummedLinears, detached_parameters
+from streambp.gradients import (
+    GradientSums,
+    SummedLinears,
+    detached_parameters,
+    only_graph_matters,
+)
 from streambp.labels import label
 
 Tensor = torch.Tensor
@@ -56,9 +61,13 @@ class HeadCall:
         }
         return list(found.values())
 
-    def log_softmax(self, logits: Tensor) -> Tensor:
-        """(C, V) in fp32 (fp64 for fp64), fresh."""
+    def log_softmax(self, logits: Tensor, *, overwrite: bool = False) -> Tensor:
+        """(C, V) in fp32 (fp64 for fp64), fresh, or over the logits where that is possible."""
         dtype = torch.promote_types(logits.dtype, torch.float32)
+        on_cpu = logits.device.type == "cpu" and kernels.device_type_of(logits) == "cpu"
+        if overwrite and on_cpu and logits.dtype == dtype and self.temperature == 1.0:
+            # A fresh tensor of this size costs the CPU more in page faults than the softmax.
+            return torch.ops.aten._log_softmax.out(logits, -1, False, out=logits)
         if self.temperature != 1.0:
             logits = logits.to(dtype) / self.temperature
         return label(torch.log_softmax(logits, -1, dtype=dtype), "logits")
@@ -88,7 +97,7 @@ class HeadCall:
         with torch.enable_grad(), replay.autocast(autocast), SummedLinears(sums):
             logits = label(self.program(rows), "logits")
         with torch.no_grad(), replay.autocast({**autocast, "enabled": False}):
-            log_probs = self.log_softmax(logits)
+            log_probs = self.log_softmax(logits, overwrite=only_graph_matters(logits))
             index, _ = self.targets(chunk)
             picked = log_probs.gather(-1, index).squeeze(-1)
             # d(w log p[y]) / dlogits = w (onehot(y) - p) / temperature
