@@ -44,6 +44,7 @@ def test_samples_medians_and_targets(composed):
         composed(
             "model=qwen3_tiny",
             "experiment.options.rounds=2",
+            "experiment.options.time_variants=null",
             "experiment.options.time_seq_lens=[64]",
             "experiment.options.memory_seq_lens=[64]",
             f"experiment.options.targets=[{goal % ('memory', 1.0)},{goal % ('time', 1e9)}]",

@@ -30,7 +30,7 @@ def test_the_answer_is_the_largest_multiple_that_fits(seed, knows_peak):
         return int(base + slope * value + square * value**2)
 
     budget, step = rng.randrange(2000, 10**6), rng.choice([1, 8, 64])
-    limit = 10**5
+    limit = 2 * 10**4
     found = find_max(
         prober(peak_of, budget, knows_peak),
         budget_bytes=budget if knows_peak else None,
