@@ -13,7 +13,7 @@ from streambp.bench.config import RunConfig
 from streambp.bench.progress import Progress
 from streambp.sim.fidelity.checks import Check, evaluate
 from streambp.sim.fidelity.points import TABLES, Point
-from streambp.sim.fidelity.settings import GPU, PAPER_CHUNKS, REASONS
+from streambp.sim.fidelity.settings import BEST_CHUNKS, GPU, PAPER_CHUNKS, REASONS
 from streambp.sim.gpus import gpu_named
 
 _UNITS = {
@@ -50,7 +50,7 @@ def point_line(point: Point) -> str:
     unit = _UNITS[point.quantity]
     digits = 0 if unit == "tokens" else 2
     return (
-        f"{point.table:15} {point.model:14} {point.tuning:5} {point.method:14} {point.x:>7}  "
+        f"{point.table:19} {point.model:14} {point.tuning:5} {point.method:14} {point.x:>7}  "
         f"published {point.published:>10.{digits}f} {unit}  "
         f"simulated {point.simulated:>10.{digits}f} {unit}  {100 * point.error:+7.2f}%"
     )
@@ -121,7 +121,8 @@ def markdown(points: Sequence[Point], checks: Sequence[Check]) -> str:
         "Published values are measurements on one A800-80GB (arXiv 2506.03077). Ours are "
         "**simulated**: no GPU was used and nothing was fitted.",
         f"A value fits when its simulated peak is at most {gpu.usable_bytes / 2**30:.2f} GiB. "
-        f"streambp runs with the paper's chunk sizes {PAPER_CHUNKS}, gradients resident, no mask.",
+        f"streambp runs with the paper's chunk sizes {PAPER_CHUNKS} (figure3_maxima_best: "
+        f"{BEST_CHUNKS}), gradients resident, no mask.",
         "",
         "Assumptions of the baselines:",
         *(f"- {table}: {reason}." for table, reason in REASONS.items()),
