@@ -141,17 +141,29 @@ def adds_in_place(param: Tensor) -> bool:
 class _Linear(torch.autograd.Function):
     """`F.linear(x, weight, bias)` whose parameter gradients go into `sums`, not to autograd.
 
-    unread: nobody reads the values, only the graph counts; zeros take their place.
+    unread: nobody reads the values, only the graph counts; zeros take their place. into: memory
+    for the result, where it is large enough.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, sums: GradientSums, unread: bool
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        sums: GradientSums,
+        unread: bool,
+        into: torch.UntypedStorage | None,
     ) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.leaves, ctx.sums = (weight, bias), sums
         if unread:
             return x.new_zeros(1).expand(*x.shape[:-1], weight.shape[0])
+        size = (x.shape[0], weight.shape[0])
+        num_bytes = size[0] * size[1] * x.dtype.itemsize
+        if into is not None and into.nbytes() >= num_bytes and bias is None and x.ndim == 2:
+            # Not a view: autograd must not tie the result to what was here before.
+            return torch.mm(x, weight.t(), out=x.new_empty(0).set_(into, 0, size, (size[1], 1)))
         return torch.nn.functional.linear(x, weight, bias)
 
     @staticmethod
@@ -164,7 +176,8 @@ class _Linear(torch.autograd.Function):
             ctx.sums.add_product(weight_leaf, rows, x.reshape(-1, x.shape[-1]))
         if bias_leaf in ctx.sums:
             ctx.sums.add(bias_leaf, rows.sum(0), fresh=True)
-        return grad @ weight if ctx.needs_input_grad[0] else None, None, None, None, None
+        dx = grad @ weight if ctx.needs_input_grad[0] else None
+        return dx, None, None, None, None, None
 
 
 class SummedLinears(TorchFunctionMode):
@@ -175,12 +188,19 @@ class SummedLinears(TorchFunctionMode):
 
     unread: number of the call (from 0) whose product is not computed, because only the graph
     behind its output is wanted. `adds_last` tells, once the layer ran, whether that was right.
+    into: memory nobody needs any more, for the result of a call without bias that fits.
     """
 
-    def __init__(self, sums: GradientSums, unread: int | None = None) -> None:
+    def __init__(
+        self,
+        sums: GradientSums,
+        unread: int | None = None,
+        into: torch.UntypedStorage | None = None,
+    ) -> None:
         super().__init__()
         self._sums = sums
         self._unread = unread
+        self._into = into
         self._calls = 0
         self.skipped = False
         self._last: Tensor | None = None
@@ -203,7 +223,7 @@ class SummedLinears(TorchFunctionMode):
                 unread = self._calls == self._unread
                 self._calls += 1
                 self.skipped |= unread
-                self._last = _Linear.apply(x, weight, bias, self._sums, unread)
+                self._last = _Linear.apply(x, weight, bias, self._sums, unread, self._into)
                 return self._last
         return func(*args, **kwargs)
 

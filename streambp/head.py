@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.function import once_differentiable
 
 from streambp import kernels, replay
@@ -45,6 +46,7 @@ class HeadCall:
     temperature: float = 1.0
     ignore_index: int = -100
     overwrite: bool = False
+    _spent: torch.UntypedStorage | None = None  # the chunk before's logits, to be written over
 
     @property
     def chunks(self) -> tuple[Chunk, ...]:
@@ -94,10 +96,15 @@ class HeadCall:
         gradients go into `sums`; returns the gradient of rows (C, D), or `None` if not needed.
         """
         rows = rows.detach().requires_grad_(need_rows)
-        with torch.enable_grad(), replay.autocast(autocast), SummedLinears(sums):
+        linears = SummedLinears(sums, into=self._spent)
+        with torch.enable_grad(), replay.autocast(autocast), linears:
             logits = label(self.program(rows), "logits")
         with torch.no_grad(), replay.autocast({**autocast, "enabled": False}):
-            log_probs = self.log_softmax(logits, overwrite=only_graph_matters(logits))
+            free = only_graph_matters(logits)
+            # Fresh memory costs a CPU a tenth of the product in page faults; a GPU caches it.
+            on_cpu = logits.device.type == "cpu" and not isinstance(logits, FakeTensor)
+            self._spent = logits.untyped_storage() if free and on_cpu else None
+            log_probs = self.log_softmax(logits, overwrite=free)
             index, _ = self.targets(chunk)
             picked = log_probs.gather(-1, index).squeeze(-1)
             # d(w log p[y]) / dlogits = w (onehot(y) - p) / temperature
@@ -147,6 +154,7 @@ class StreamedCrossEntropy(torch.autograd.Function):
                 loss -= picked.where(counts, 0).sum()
                 if grad is not None:
                     drows[span] = grad
+            call._spent = None
             grads = sums.take()
         ctx.save_for_backward(dhidden, *grads)
         return loss / divisor
@@ -205,5 +213,6 @@ class StreamedLogProbs(torch.autograd.Function):
                 )
                 if drows is not None and part is not None:
                     drows[span] = part
+            call._spent = None
             grads = sums.take()
         return None, None if dhidden is None else own(dhidden), *grads

@@ -17,7 +17,7 @@ from streambp.sim.tracker import LiveTracker, register_model
 
 aten = torch.ops.aten
 B, T, D, F, L, H, K, E = 2, 48, 16, 20, 3, 4, 2, 4
-PRODUCTS = (aten.mm.default, aten.addmm.default, aten.addmm_.default, aten.bmm.default)
+PRODUCTS = (aten.mm.default, aten.mm.out, aten.addmm.default, aten.addmm_.default, aten.bmm.default)
 
 
 class Counter(TorchDispatchMode):
