@@ -121,7 +121,14 @@ def resolve_gpu(gpu: Gpu | str | Mapping[str, Any]) -> Gpu:
             f"gpu: {', '.join('gpu.' + field for field in missing)} not given. Fix: a known "
             f"gpu.name ({', '.join(gpu_names())}), or all the numbers"
         )
-    return Gpu(**values)
+    gpu = Gpu(**values)
+    for known_name in gpu_names():
+        if dataclasses.replace(gpu, name=known_name) == gpu_named(known_name):
+            raise ValueError(
+                f"gpu.name={name!r} is unknown and its numbers are those of {known_name}. "
+                f"Fix: gpu=<one of {', '.join(gpu_names())}>, or numbers of its own"
+            )
+    return gpu
 
 
 def _check_positive(name: str, value: Any) -> None:

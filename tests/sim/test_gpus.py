@@ -48,6 +48,12 @@ def test_what_cannot_be_a_gpu_is_refused_by_name(gpu, message):
         resolve_gpu(gpu)
 
 
+def test_another_name_for_the_default_gpus_numbers_is_not_believed():
+    renamed = {**gpu_named("a100_80gb").to_dict(), "name": "a99"}
+    with pytest.raises(ValueError, match="gpu.name='a99' is unknown"):
+        resolve_gpu(renamed)
+
+
 def test_cudnn_is_first_on_the_data_centre_gpus_that_prefer_it():
     assert gpu_named("h100_80gb").cudnn_attention_first
     assert gpu_named("b200").cudnn_attention_first
