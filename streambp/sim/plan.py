@@ -19,7 +19,7 @@ from streambp.sim.errors import NothingFitsError
 from streambp.sim.gpus import Gpu, resolve_gpu
 from streambp.sim.roofline import Roofline
 from streambp.sim.settings import Assumptions
-from streambp.sim.simulation import Simulation, simulate
+from streambp.sim.simulation import simulate
 from streambp.sim.workload import Workload
 
 GIB = 2**30
@@ -166,12 +166,6 @@ def estimate_max_sequence_length(
         limit=_SEQ_LEN_LIMIT,
     )
     return found.largest or 0 if found.outcome in (FOUND, EVERYTHING_FITS) else 0
-
-
-def simulate_model(model: Any, gpu: Gpu | str | dict[str, Any], **settings: Any) -> Simulation:
-    """Simulated memory of one setting; `settings` are fields of `Workload`."""
-    values = {"tuning": TuningConfig(), **settings}
-    return simulate(Workload(model=model_config(model), gpu=resolve_gpu(gpu), **values))
 
 
 def model_config(model: Any) -> ModelConfig:

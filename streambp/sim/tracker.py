@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from typing_extensions import Self
 
+from streambp import labels
 from streambp.sim.timeline import Timeline
 
 #: Category of a tensor nobody registered, classified or labelled.
@@ -115,7 +116,7 @@ class LiveTracker(TorchDispatchMode):
 
     def __enter__(self) -> Self:
         stack = contextlib.ExitStack()
-        stack.enter_context(_library_labels(self.register))
+        stack.enter_context(labels.observe(self.register))
         self._stack.append(stack)
         super().__enter__()
         return self
@@ -333,18 +334,6 @@ def _gradient_hook(tracker: LiveTracker, name: str) -> Callable[[torch.Tensor], 
         tracker.register(parameter.grad, "gradients", name)
 
     return label_gradient
-
-
-@contextlib.contextmanager
-def _library_labels(callback: Callable[[torch.Tensor, str], None]) -> Iterator[None]:
-    """Receive the categories that the library gives to the tensors it creates."""
-    try:
-        from streambp import labels
-    except ImportError:
-        yield
-        return
-    with labels.observe(callback):
-        yield
 
 
 def _has_storage(tensor: torch.Tensor) -> bool:

@@ -50,7 +50,7 @@ def test_what_cannot_be_a_gpu_is_refused_by_name(gpu, message):
 
 def test_another_name_for_the_default_gpus_numbers_is_not_believed():
     renamed = {**gpu_named("a100_80gb").to_dict(), "name": "a99"}
-    with pytest.raises(ValueError, match="gpu.name='a99' is unknown"):
+    with pytest.raises(ValueError, match=r"gpu\.name='a99' is unknown"):
         resolve_gpu(renamed)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from streambp.sim.fidelity.points import Point
 from streambp.sim.fidelity.settings import BASELINES
 
-#: How many percent streambp's simulation may lie above a published reading (its own error).
+#: How far the published curve's markers were misread at most; streambp may lie that much above.
 READING_ERROR_GIB = 0.06
 
 

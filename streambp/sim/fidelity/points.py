@@ -18,7 +18,7 @@ from streambp.sim.workspaces import cublas_workspace_bytes
 GIB = 2**30
 GB = 1e9
 _SEARCH_LIMIT = 2**22
-#: Our fastest-growing baseline's batch is compared at this length.
+#: The length at which the largest batches are compared.
 BATCH_SEQ_LEN = 1000
 
 
