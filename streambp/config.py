@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from streambp.chunks import check_chunk_size
 
-DEFAULT_CHUNK_SIZE = 1024
+DEFAULT_CHUNK_SIZE = 768
 DEFAULT_HEAD_CHUNK_SIZE = 768
 OFFLOAD = ("none",)
 
