@@ -11,6 +11,7 @@ are equal in number (`attention.py` folds grouped heads away).
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -41,11 +42,12 @@ class Scoring:
         return self.softcap is None and self.dropout == 0.0
 
 
-class Kernel:
+class Kernel(ABC):
     """One block of attention. `bias` is additive, (B or 1, 1 or H, C, N), or `None`."""
 
     name: str
 
+    @abstractmethod
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, causal: bool, scoring: Scoring
     ) -> tuple[Tensor, Tensor]:
@@ -53,8 +55,8 @@ class Kernel:
 
         `causal` needs as many queries as keys.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def backward(
         self,
         grad: Tensor,
@@ -68,7 +70,6 @@ class Kernel:
         scoring: Scoring,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Gradients of q, k, v through this block, from the merged `out` and `lse`."""
-        raise NotImplementedError
 
 
 class CpuFlash(Kernel):

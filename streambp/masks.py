@@ -5,6 +5,7 @@ B batch, H query heads, T sequence, C chunk (queries), N keys of a block.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -48,12 +49,12 @@ def negative(dtype: torch.dtype) -> float:
     return torch.finfo(dtype).min / 2
 
 
-class ChunkMask:
+class ChunkMask(ABC):
     """A mask that is not plain causal. Subclasses say what is visible in a block."""
 
+    @abstractmethod
     def visible(self, chunk: Chunk, start: int, end: int) -> torch.Tensor:
         """Bool (B or 1, 1 or H, C, end - start): may the chunk's queries see these keys?"""
-        raise NotImplementedError
 
     def bias(self, chunk: Chunk, start: int, end: int, dtype: torch.dtype) -> torch.Tensor:
         """The additive bias of a block, same shape as `visible`."""
