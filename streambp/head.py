@@ -63,13 +63,9 @@ class HeadCall:
         }
         return list(found.values())
 
-    def log_softmax(self, logits: Tensor, *, overwrite: bool = False) -> Tensor:
-        """(C, V) in fp32 (fp64 for fp64), fresh, or over the logits where that is possible."""
+    def log_softmax(self, logits: Tensor) -> Tensor:
+        """(C, V) in fp32 (fp64 for fp64), fresh."""
         dtype = torch.promote_types(logits.dtype, torch.float32)
-        on_cpu = logits.device.type == "cpu" and kernels.device_type_of(logits) == "cpu"
-        if overwrite and on_cpu and logits.dtype == dtype and self.temperature == 1.0:
-            # A fresh tensor of this size costs the CPU more in page faults than the softmax.
-            return torch.ops.aten._log_softmax.out(logits, -1, False, out=logits)
         if self.temperature != 1.0:
             logits = logits.to(dtype) / self.temperature
         return label(torch.log_softmax(logits, -1, dtype=dtype), "logits")
@@ -79,6 +75,20 @@ class HeadCall:
         labels = self.labels[chunk.start : chunk.end]
         counts = labels != self.ignore_index
         return labels.where(counts, 0).unsqueeze(-1), counts
+
+    @staticmethod
+    def _on_cpu(tensor: Tensor) -> bool:
+        """On a CPU, and not standing in for a tensor on another device."""
+        return tensor.device.type == "cpu" and kernels.device_type_of(tensor) == "cpu"
+
+    def _memory(self, rows: Tensor) -> torch.UntypedStorage | None:
+        """Memory for logits by columns, maybe empty; `None` where they lie by rows, fresh.
+
+        Fresh memory costs a CPU a tenth of the product in page faults; a GPU caches it.
+        """
+        if rows.device.type != "cpu" or isinstance(rows, FakeTensor) or rows.dtype.itemsize < 4:
+            return None
+        return rows.new_empty(0).untyped_storage() if self._spent is None else self._spent
 
     def chunk_gradients(
         self,
@@ -96,26 +106,43 @@ class HeadCall:
         gradients go into `sums`; returns the gradient of rows (C, D), or `None` if not needed.
         """
         rows = rows.detach().requires_grad_(need_rows)
-        linears = SummedLinears(sums, into=self._spent)
+        memory = self._memory(rows)
+        linears = SummedLinears(sums, by_columns=memory)
         with torch.enable_grad(), replay.autocast(autocast), linears:
             logits = label(self.program(rows), "logits")
         with torch.no_grad(), replay.autocast({**autocast, "enabled": False}):
             free = only_graph_matters(logits)
-            # Fresh memory costs a CPU a tenth of the product in page faults; a GPU caches it.
-            on_cpu = logits.device.type == "cpu" and not isinstance(logits, FakeTensor)
-            self._spent = logits.untyped_storage() if free and on_cpu else None
-            log_probs = self.log_softmax(logits, overwrite=free)
+            self._spent = logits.untyped_storage() if free and memory is not None else None
+            # A fresh tensor of this size costs a CPU more in page faults than the softmax.
+            overwrite = free and self._on_cpu(logits) and self.temperature == 1.0
             index, _ = self.targets(chunk)
-            picked = log_probs.gather(-1, index).squeeze(-1)
-            # d(w log p[y]) / dlogits = w (onehot(y) - p) / temperature
-            weights = weights / self.temperature
-            grad = log_probs.exp_().mul_(-weights.unsqueeze(-1))
-            grad.scatter_add_(-1, index, weights.unsqueeze(-1))
-            grad = label(grad.to(logits.dtype), "logits")
+            if overwrite and logits.dtype.itemsize >= 4:
+                picked, grad = _gradient_over(logits, index, weights)
+            else:
+                log_probs = self.log_softmax(logits)
+                picked = log_probs.gather(-1, index).squeeze(-1)
+                # d(w log p[y]) / dlogits = w (onehot(y) - p) / temperature
+                weights = weights / self.temperature
+                grad = log_probs.exp_().mul_(-weights.unsqueeze(-1))
+                grad.scatter_add_(-1, index, weights.unsqueeze(-1))
+                grad = label(grad.to(logits.dtype), "logits")
             inputs = [rows, *leaves] if need_rows else leaves
             grads = torch.autograd.grad(logits, inputs, grad, allow_unused=True)
         sums.add_all(grads[1:] if need_rows else grads)
         return picked, grads[0] if need_rows else None
+
+
+def _gradient_over(logits: Tensor, index: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """`log p[y]` (C,) and the gradient of `(weights * log p[y]).sum()`, over the logits (C, V).
+
+    index: y (C, 1). Elementwise steps and sums alone: softmax kernels are slow by columns.
+    """
+    logits.sub_(logits.amax(-1, keepdim=True))
+    picked = logits.gather(-1, index).squeeze(-1)
+    total = logits.exp_().sum(-1)
+    logits.mul_((-weights / total).unsqueeze(-1))
+    logits.scatter_add_(-1, index, weights.unsqueeze(-1))
+    return picked - total.log(), logits
 
 
 class StreamedCrossEntropy(torch.autograd.Function):

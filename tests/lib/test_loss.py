@@ -10,6 +10,7 @@ from libtools import assert_close, build
 
 import streambp
 from streambp import linear_cross_entropy, token_logprobs
+from streambp.head import _gradient_over
 
 N, D, V = 11, 5, 7
 
@@ -246,3 +247,20 @@ def test_errors_name_the_argument():
             token_logprobs(hidden, weight, labels, temperature=temperature)
     with pytest.raises(ValueError, match="reduction='none'"):
         linear_cross_entropy(hidden, weight, labels, reduction="none")
+
+
+@pytest.mark.parametrize("by_columns", [False, True])
+def test_gradient_over_the_logits(by_columns):
+    torch.manual_seed(0)
+    logits = torch.randn(5, 33, dtype=torch.float64) * 300 + 1e4  # exp overflows without a shift
+    index = torch.randint(33, (5, 1))
+    weights = torch.randn(5, dtype=torch.float64)
+    leaf = logits.clone().requires_grad_()
+    want = leaf.log_softmax(-1).gather(-1, index).squeeze(-1)
+    (weights * want).sum().backward()
+    if by_columns:
+        logits = logits.t().contiguous().t()
+    picked, grad = _gradient_over(logits, index, weights)
+    assert grad.data_ptr() == logits.data_ptr()
+    torch.testing.assert_close(picked, want.detach(), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(grad, leaf.grad, rtol=1e-10, atol=1e-12)
