@@ -116,6 +116,10 @@ MATMUL_FLOPS: dict[Any, Callable[..., int]] = {
 }
 
 
+#: Reserve memory without touching it, or read a tensor's description.
+_FREE = (aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, torch.ops.prim.device)
+
+
 class CostCounter(TorchDispatchMode):
     """Sums what the ops cost while the mode is on.
 
@@ -160,9 +164,9 @@ class CostCounter(TorchDispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
-        if func.is_view:
-            return out
         packet = func.overloadpacket
+        if func.is_view or packet in _FREE:
+            return out
         gradients = _forms_gradients()
         if packet in ATTENTION_FLOPS:
             formula, gradients = ATTENTION_FLOPS[packet]

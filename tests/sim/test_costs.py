@@ -3,9 +3,11 @@
 import dataclasses
 
 import pytest
+import torch
 from simtools import small_model, small_workload
 
 from streambp.sim.costs import CostCounter, attention_pairs
+from streambp.sim.fake import fake_mode
 from streambp.sim.gpus import gpu_named
 from streambp.sim.passes import run_pass
 from streambp.sim.roofline import Roofline
@@ -91,10 +93,16 @@ def test_lora_forms_no_gradient_of_frozen_weights():
     assert lora["matmul", "backward"] < 0.62 * full["matmul", "backward"]
 
 
+def test_reserving_memory_and_asking_for_a_device_move_nothing():
+    costs = CostCounter()
+    with fake_mode(), costs:
+        x = torch.empty(3, 5)
+        assert x.device == torch.zeros_like(x).device
+    assert sum(costs.bytes_moved.values()) == 2 * 3 * 5 * 4  # zeros_like: x and its result
+
+
 def test_a_faster_gpu_is_predicted_faster():
     slow, fast = Roofline(gpu=gpu_named("rtx3090_24gb")), Roofline(gpu=gpu_named("h100_80gb"))
-    import torch
-
     arguments = ("matmul", 10**14, 10**9, torch.bfloat16)
     assert fast.op_time_s(*arguments) < slow.op_time_s(*arguments)
     halved = dataclasses.replace(fast, matmul_efficiency=fast.matmul_efficiency / 2)
