@@ -73,7 +73,7 @@ def build(
             try:
                 with device:
                     model = AutoModelForCausalLM.from_config(
-                        config, dtype=dtype, attn_implementation="sdpa"
+                        config, attn_implementation="sdpa", **_dtype_argument(config, dtype)
                     )
             except ValueError as error:
                 raise ValueError(f"model={model_cfg.name!r} can't be built: {error}") from error
@@ -81,6 +81,11 @@ def build(
             model = _with_lora(model, tuning)
     model.train()
     return model
+
+
+def _dtype_argument(config: Any, dtype: torch.dtype) -> dict[str, torch.dtype]:
+    """The dtype as transformers takes it: ``torch_dtype`` in 4.51, which the paper ran."""
+    return {"dtype" if hasattr(config, "dtype") else "torch_dtype": dtype}
 
 
 @contextmanager
@@ -157,9 +162,9 @@ def _load_checkpoint(checkpoint: str, config: Any, dtype: torch.dtype) -> Any:
         return AutoModelForCausalLM.from_pretrained(
             str(folder) if folder.is_dir() else checkpoint,
             config=config,
-            dtype=dtype,
             attn_implementation="sdpa",
             local_files_only=True,
+            **_dtype_argument(config, dtype),
         )
     except OSError as error:
         raise ValueError(

@@ -9,7 +9,6 @@ is counted with the weight that makes the sum exact.
 from __future__ import annotations
 
 import contextlib
-import importlib
 import itertools
 import math
 import sys
@@ -116,10 +115,10 @@ class VisitedChunks(tuple[Chunk, ...]):
 def shortened(window: int | None, on_weight: OnWeight) -> Iterator[None]:
     """Within it, a sequence is cut into the visited chunks alone, wherever the library cuts one.
 
+    To be entered when the method has been applied: all that cuts a sequence is imported then.
     window: the model's sliding window in tokens. on_weight: told each visited chunk's weight.
     Results are meaningless then; shapes, memory and weighted costs are those of the whole loop.
     """
-    importlib.import_module("streambp.model")  # all that cuts a sequence, before it is replaced
     partition, weights = chunks.partition, _Weights(on_weight)
 
     def visited_partition(length: int, chunk_size: int) -> tuple[Chunk, ...]:

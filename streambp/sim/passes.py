@@ -75,8 +75,10 @@ def run_pass(
     mode = fake_mode()
     to_fake(model, mode)
     what = f"method={workload.method} of {workload.model.name}"
-    with explained(what), mode, _environment(workload, costs, all_chunks):
+    with explained(what), mode, _environment(workload), contextlib.ExitStack() as loops:
         method_named(workload.method).apply(model, workload.method_options)
+        if not all_chunks:
+            loops.enter_context(_fewer_chunks(workload, costs))
         _check_attention(model)
         if workload.assumptions.gradients_resident:
             fill_gradients(model)
@@ -99,22 +101,29 @@ def run_pass(
 
 
 @contextlib.contextmanager
-def _environment(workload: Workload, costs: CostCounter | None, all_chunks: bool) -> Iterator[None]:
+def _environment(workload: Workload) -> Iterator[None]:
     """Everything that makes the program take the path it would take on the GPU."""
-
-    def weigh(weight: Fraction) -> None:
-        if costs is not None:
-            costs.weight = weight
-
     with contextlib.ExitStack() as stack:
         stack.enter_context(without_data(padding=workload.assumptions.mask == "padding"))
         if workload.gpu is not None:
             stack.enter_context(cuda_attention(workload.gpu))
             stack.enter_context(kernels.use_device("cuda"))
-        if not (all_chunks or workload.method_options.get("keep_attention")):
-            # (Kept attention is a tensor per chunk: leaving chunks out would leave it out.)
-            stack.enter_context(shortened(_window(workload), weigh))
         yield
+
+
+def _fewer_chunks(
+    workload: Workload, costs: CostCounter | None
+) -> contextlib.AbstractContextManager[None]:
+    """Loops over chunks without those in the middle, each chunk's costs weighted."""
+
+    def weigh(weight: Fraction) -> None:
+        if costs is not None:
+            costs.weight = weight
+
+    if workload.method_options.get("keep_attention"):
+        # A tensor per chunk is kept: leaving chunks out would leave it out.
+        return contextlib.nullcontext()
+    return shortened(_window(workload), weigh)
 
 
 def _window(workload: Workload) -> int | None:

@@ -41,8 +41,8 @@ def evaluate(points: Sequence[Point]) -> list[Check]:
     figure = select("figure3", BASELINES)
     if figure:
         mean = sum(abs(point.error) for point in figure) / len(figure)
-        checks.append(Check(name="figure 3 baselines, mean error", value=mean, bound=0.0025))
-    worst("figure 3 baselines, worst error", 0.01, figure)
+        checks.append(Check(name="figure 3 baselines, mean error", value=mean, bound=0.001))
+    worst("figure 3 baselines, worst error", 0.0025, figure)
     baselines = select("table3", BASELINES)
     is_32b_lora = [p.model == "qwen3_32b" and p.tuning == "lora" for p in baselines]
     rest = [p for p, special in zip(baselines, is_32b_lora, strict=True) if not special]

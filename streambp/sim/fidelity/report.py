@@ -6,6 +6,7 @@ import csv
 import dataclasses
 import time
 from collections.abc import Callable, Iterable, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -115,17 +116,18 @@ def read(folder: Path) -> list[Point]:
 def markdown(points: Sequence[Point], checks: Sequence[Check]) -> str:
     """The report as a page."""
     gpu = gpu_named(GPU)
+    tables = list(dict.fromkeys(point.table for point in points))
     lines = [
         "# Published and simulated memory",
         "",
         "Published values are measurements on one A800-80GB (arXiv 2506.03077). Ours are "
-        "**simulated**: no GPU was used and nothing was fitted.",
-        f"A value fits when its simulated peak is at most {gpu.usable_bytes / 2**30:.2f} GiB. "
-        f"streambp runs with the paper's chunk sizes {PAPER_CHUNKS} (figure3_maxima_best: "
-        f"{BEST_CHUNKS}), gradients resident, no mask.",
+        "**simulated**: no GPU was used and nothing was fitted "
+        f"(transformers {version('transformers')}, torch {version('torch')}).",
+        f"A value fits when its simulated peak is at most {gpu.usable_bytes / 2**30:.2f} GiB."
+        + _streamed_settings(points),
         "",
         "Assumptions of the baselines:",
-        *(f"- {table}: {reason}." for table, reason in REASONS.items()),
+        *(f"- {table}: {reason}." for table, reason in REASONS.items() if table in tables),
         "",
         "## Bounds",
         "",
@@ -138,7 +140,7 @@ def markdown(points: Sequence[Point], checks: Sequence[Check]) -> str:
         lines.append(
             f"| {verdict} | {check.name} | {check.value:.4g} | {relation} {check.bound:g} |"
         )
-    for table in dict.fromkeys(point.table for point in points):
+    for table in tables:
         lines += [
             "",
             f"## {table}",
@@ -155,6 +157,15 @@ def markdown(points: Sequence[Point], checks: Sequence[Check]) -> str:
                     f"| {p.simulated:.{digits}f} {_UNITS[p.quantity]} | {100 * p.error:+.2f}% |"
                 )
     return "\n".join(lines) + "\n"
+
+
+def _streamed_settings(points: Sequence[Point]) -> str:
+    if all(p.method != "streambp" or p.table == "table8" for p in points):
+        return ""
+    return (
+        f" streambp runs with the paper's chunk sizes {PAPER_CHUNKS} (figure3_maxima_best: "
+        f"{BEST_CHUNKS}), gradients resident, no mask."
+    )
 
 
 def run(config: RunConfig, progress: Progress) -> dict[str, Any]:
