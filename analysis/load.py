@@ -157,7 +157,8 @@ def variant(method: Mapping[str, Any]) -> str:
         for key, label in (("chunk_size", "chunk"), ("head_chunk_size", "head"))
         if method.get(key) is not None
     ]
-    parts += [key.replace("_", " ") for key in ("keep_kv", "keep_attention") if method.get(key)]
+    switches = ("keep_kv", "keep_attention", "recompute_head", "split_sums")
+    parts += [key.replace("_", " ") for key in switches if method.get(key)]
     if method.get("offload") not in (None, "none"):
         parts.append(f"offload {method['offload']}")
     parts += [f"{key}={value}" for key, value in (method.get("options") or {}).items()]

@@ -26,6 +26,11 @@ class StreamConfig:
         at a time, so that no fp32 tensor of its size (4 * V * D bytes) is needed; costs one more
         product with the head's weight and 4 * D bytes per token. Needs a plain linear head without
         soft-cap; others ignore it.
+    split_sums: sum a layer's bf16 weight gradients over its chunks in fp32 numbers whose upper half
+        is the gradient tensor itself: 2 bytes a parameter of one layer beside it, not 4, for the
+        same sums. Moves about 20 bytes more a parameter and chunk, so it suits large chunks. Where
+        there is no gradient to add to yet, where a hook or a process group waits for it, and for
+        vectors and other dtypes, sums are separate fp32 tensors as without it.
     offload: where saved tensors wait for the backward pass; only 'none' (the device) so far.
 
     Raises `ValueError` naming the field, for chunk sizes below 1, switches that are not bool and
@@ -37,13 +42,14 @@ class StreamConfig:
     keep_kv: bool = False
     keep_attention: bool = False
     recompute_head: bool = False
+    split_sums: bool = False
     offload: str = "none"
 
     def __post_init__(self) -> None:
         for field in ("chunk_size", "head_chunk_size"):
             if getattr(self, field) is not None:
                 check_chunk_size(field, getattr(self, field))
-        for field in ("keep_kv", "keep_attention", "recompute_head"):
+        for field in ("keep_kv", "keep_attention", "recompute_head", "split_sums"):
             if not isinstance(getattr(self, field), bool):
                 raise ValueError(f"{field}={getattr(self, field)!r}: use True or False.")
         if self.offload not in OFFLOAD:

@@ -18,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from streambp import kernels
 from streambp.labels import label
+from streambp.split_sum import SplitSum, can_split
 
 Tensor = torch.Tensor
 
@@ -26,13 +27,21 @@ class GradientSums:
     """Running gradient sums of the given leaves, fp32 for 16-bit ones if `num_chunks > 1`.
 
     Holds at most one buffer per leaf, so O(parameters of one layer) memory, taken on first use.
+
+    resident: by leaf, a gradient that its sum may be added to in place, or `None`. Several chunks
+    of a bf16 matrix are summed there, as `SplitSum`; an exception in between leaves part of them.
     """
 
-    def __init__(self, leaves: Sequence[Tensor], num_chunks: int) -> None:
+    def __init__(
+        self, leaves: Sequence[Tensor], num_chunks: int, resident: Sequence[Tensor | None] = ()
+    ) -> None:
         self._leaves = list(leaves)
         self._index = {id(leaf): i for i, leaf in enumerate(self._leaves)}
-        self._sums: list[Tensor | None] = [None] * len(self._leaves)
+        self._sums: list[Tensor | SplitSum | None] = [None] * len(self._leaves)
         self._several = num_chunks > 1
+        for i, grad in enumerate(resident):
+            if self._several and grad is not None and can_split(grad):
+                self._sums[i] = SplitSum(grad)
 
     def __len__(self) -> int:
         return len(self._leaves)
@@ -47,7 +56,9 @@ class GradientSums:
         """`sum += grad`. A `fresh` gradient, which nothing else refers to, may become the sum."""
         i = self._index[id(leaf)]
         total = self._sums[i]
-        if total is None:
+        if isinstance(total, SplitSum):
+            total.update(lambda wide, rows: wide.add_(grad[rows]))
+        elif total is None:
             start = grad.to(self._dtype(leaf), copy=not fresh)
             self._sums[i] = label(start, "weight_grad_buffers")
         else:
@@ -63,7 +74,9 @@ class GradientSums:
         """`sum += grad^T @ x` for grad (N, O), x (N, I), without a product of its own if it can."""
         i = self._index[id(leaf)]
         total = self._sums[i]
-        if self._dtype(leaf) != torch.promote_types(grad.dtype, torch.float32):
+        if isinstance(total, SplitSum):
+            total.update(lambda wide, rows: product(grad[:, rows], x, wide))
+        elif self._dtype(leaf) != torch.promote_types(grad.dtype, torch.float32):
             self.add(leaf, grad.t() @ x, fresh=True)  # one chunk: the sum stays 16-bit
         elif total is None:
             self._sums[i] = label(product(grad, x), "weight_grad_buffers")
@@ -71,7 +84,7 @@ class GradientSums:
             product(grad, x, total)
 
     def take(self) -> list[Tensor | None]:
-        """Every leaf's gradient in the leaf's dtype, `None` where nothing was added.
+        """Every leaf's gradient in the leaf's dtype, `None` where nothing is left to deliver.
 
         Hands each sum over and forgets it, so that no more than one is held twice at a time.
         """
@@ -79,7 +92,9 @@ class GradientSums:
         # The smallest first: a sum and its copy are held together until the next one is taken.
         for i in sorted(range(len(grads)), key=lambda i: self._leaves[i].numel()):
             total, self._sums[i] = self._sums[i], None
-            if total is not None:
+            if isinstance(total, SplitSum):
+                total.finish()
+            elif total is not None:
                 grads[i] = total.to(self._leaves[i].dtype)
         return grads
 
@@ -136,6 +151,11 @@ def adds_in_place(param: Tensor) -> bool:
         return bool(torch._C._will_engine_execute_node(node))
     except RuntimeError:  # torch.autograd.grad asks for the parameter's gradient
         return False
+
+
+def resident_gradients(params: Sequence[Tensor]) -> list[Tensor | None]:
+    """Inside a backward pass: each parameter's gradient if it may be added to in place."""
+    return [param.grad if adds_in_place(param) else None for param in params]
 
 
 class _Linear(torch.autograd.Function):

@@ -22,7 +22,12 @@ from streambp import attention, replay
 from streambp.attention import ChunkView
 from streambp.buffers import own, reusable
 from streambp.chunks import Chunk
-from streambp.gradients import GradientSums, SummedLinears, detached_parameters
+from streambp.gradients import (
+    GradientSums,
+    SummedLinears,
+    detached_parameters,
+    resident_gradients,
+)
 from streambp.kv import KeysCollected, KVStream
 from streambp.labels import label
 from streambp.masks import ChunkMask
@@ -47,6 +52,7 @@ class LayerCall:
     configs: list[Any]
     keep_kv: bool
     keep_attention: bool
+    split_sums: bool
 
     def __post_init__(self) -> None:
         self.blocks = attention.plan(self.mask, self.chunks)
@@ -217,7 +223,8 @@ class StreamedLayer(torch.autograd.Function):
             random: replay.RandomStates | None = ctx.random
             stack.enter_context(random.fork() if random is not None else nullcontext())
             leaves = stack.enter_context(detached_parameters([call.layer], ctx.params))
-            sums = GradientSums(leaves, len(call.chunks))
+            resident = resident_gradients(ctx.params) if call.split_sums else ()
+            sums = GradientSums(leaves, len(call.chunks), resident)
             stored = kv.keys is not None
             if not stored:
                 with replay.autocast(ctx.autocast):

@@ -221,6 +221,7 @@ def _layer_forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         configs=state.hf_configs,
         keep_kv=state.config.keep_kv,
         keep_attention=state.config.keep_attention,
+        split_sums=state.config.split_sums,
     )
     out = StreamedLayer.apply(call, x, *params)
     return out if call.tuple_length is None else (out, *[None] * (call.tuple_length - 1))

@@ -175,6 +175,7 @@ class MethodConfig:
     keep_kv: bool = False
     keep_attention: bool = False
     recompute_head: bool = False
+    split_sums: bool = False
     offload: str = "none"
     options: dict[str, Any] = field(default_factory=dict)  # of methods other than streambp
 
@@ -187,6 +188,7 @@ class MethodConfig:
         _check_bool("method.keep_kv", self.keep_kv)
         _check_bool("method.keep_attention", self.keep_attention)
         _check_bool("method.recompute_head", self.recompute_head)
+        _check_bool("method.split_sums", self.split_sums)
         _check_choice("method.offload", self.offload, OFFLOADS)
 
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any
-
-from torch import nn
+from typing import TYPE_CHECKING, Any
 
 from streambp.bench.config import MethodConfig
+
+if TYPE_CHECKING:
+    from torch import nn
 
 __all__ = ["METHODS", "Method", "apply_method", "method_named", "method_options"]
 
@@ -96,6 +97,7 @@ METHODS: dict[str, Method] = {
                 "keep_kv": False,
                 "keep_attention": False,
                 "recompute_head": False,
+                "split_sums": False,
                 "offload": "none",
             },
         ),

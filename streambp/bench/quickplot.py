@@ -63,7 +63,8 @@ def _time_s(record: RunRecord) -> float | None:
 
 def _label(record: RunRecord) -> str:
     method = record.config["method"]
-    options = [name for name in ("keep_kv", "keep_attention", "recompute_head") if method.get(name)]
+    switches = ("keep_kv", "keep_attention", "recompute_head", "split_sums")
+    options = [name for name in switches if method.get(name)]
     if method.get("chunk_size"):
         options.insert(0, f"chunk {method['chunk_size']}")
     return f"{method['name']} ({', '.join(options)})" if options else method["name"]

@@ -46,12 +46,12 @@ class Plan:
     tried: list[tuple[StreamConfig, int]] = field(default_factory=list)
 
     def __str__(self) -> str:
+        settings = ", ".join(f"{k}={v!r}" for k, v in dataclasses.asdict(self.config).items())
         return (
-            f"{self.config.chunk_size=}, {self.config.head_chunk_size=}, "
-            f"{self.config.keep_kv=}, {self.config.keep_attention=}: simulated peak "
+            f"{settings}: simulated peak "
             f"{self.peak_bytes / GIB:.2f} of {self.budget_bytes / GIB:.2f} GiB on {self.gpu.name}, "
             f"predicted forward and backward {self.predicted_step_time_s:.2f} s"
-        ).replace("self.config.", "")
+        )
 
 
 def plan(
@@ -70,7 +70,8 @@ def plan(
     """The fastest streaming setting whose simulated peak fits.
 
     Settings that keep more are tried first (attention outputs and K/V kept: nothing is computed
-    twice), then larger chunks before smaller ones; the first that fits is taken.
+    twice), then larger chunks before smaller ones, then those that save memory by more passes over
+    the weights; the first that fits is taken.
 
     Args:
         model: a Hugging Face config or model, a folder or config.json path, or a cached id.
@@ -251,7 +252,12 @@ def _candidates(workload: Workload) -> list[StreamConfig]:
         for size in sizes[:2]
     ]
     plain = [StreamConfig(chunk_size=size, head_chunk_size=head_chunk) for size in sizes]
-    frugal = [StreamConfig(chunk_size=sizes[-1], head_chunk_size=64)]
+    frugal = [
+        StreamConfig(
+            chunk_size=sizes[-1], head_chunk_size=64, recompute_head=weights, split_sums=weights
+        )
+        for weights in (False, True)
+    ]
     return [*keeping, *plain, *frugal]
 
 

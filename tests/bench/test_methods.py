@@ -32,6 +32,7 @@ def test_given_options_override_the_defaults():
         "keep_kv": True,
         "keep_attention": False,
         "recompute_head": False,
+        "split_sums": False,
         "offload": "none",
     }
 

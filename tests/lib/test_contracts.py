@@ -94,6 +94,8 @@ def test_other_settings_are_checked():
         StreamConfig(keep_kv=1)
     with pytest.raises(ValueError, match="keep_attention"):
         StreamConfig(keep_attention="yes")
+    with pytest.raises(ValueError, match="split_sums"):
+        StreamConfig(split_sums=1)
     with pytest.raises(ValueError, match="offload='moon'"):
         StreamConfig(offload="moon")
 

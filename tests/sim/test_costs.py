@@ -6,6 +6,7 @@ import pytest
 import torch
 from simtools import small_model, small_workload
 
+from streambp import split_sum
 from streambp.sim.costs import CostCounter, attention_pairs
 from streambp.sim.fake import fake_mode
 from streambp.sim.gpus import gpu_named
@@ -73,9 +74,10 @@ def test_kept_attention_is_not_computed_twice():
     assert kept["matmul", "recompute"] < plain["matmul", "recompute"]
 
 
-@pytest.mark.parametrize("recompute_head", [False, True])
-def test_shortened_loops_count_all_chunks(recompute_head):
-    options = {**CHUNKS, "recompute_head": recompute_head}
+@pytest.mark.parametrize("saving", [False, True])
+def test_shortened_loops_count_all_chunks(saving, monkeypatch):
+    monkeypatch.setattr(split_sum, "BLOCK_ELEMENTS", 1800)  # a loop of blocks in one of chunks
+    options = {**CHUNKS, "recompute_head": saving, "split_sums": saving}
     workload = small_workload("streambp", model=small_model(1), seq_len=320, method_options=options)
     counts = []
     for all_chunks in (False, True):

@@ -6,6 +6,7 @@ import pytest
 import torch
 from simtools import small_model, small_workload
 
+from streambp import split_sum
 from streambp.bench.config import TuningConfig
 from streambp.bench.methods import method_named
 from streambp.bench.models import build
@@ -52,6 +53,10 @@ CONFIGURATIONS = {
         "streambp",
         {"method_options": {**CHUNKS, "recompute_head": True}},
     ),
+    "streambp, split sums": (
+        "streambp",
+        {"method_options": {**CHUNKS, "recompute_head": True, "split_sums": True}},
+    ),
     "streambp, tied": (
         "streambp",
         {"method_options": CHUNKS, "model": small_model(tie_word_embeddings=True)},
@@ -72,8 +77,11 @@ def test_two_short_depths_give_the_full_depth_to_the_byte(name):
     assert fast.resident_by_category == full.resident_by_category
 
 
-@pytest.mark.parametrize("options", [{}, {"keep_kv": True}, {"recompute_head": True}])
-def test_few_chunks_give_all_chunks_to_the_byte(options):
+@pytest.mark.parametrize(
+    "options", [{}, {"keep_kv": True}, {"recompute_head": True}, {"split_sums": True}]
+)
+def test_few_chunks_give_all_chunks_to_the_byte(options, monkeypatch):
+    monkeypatch.setattr(split_sum, "BLOCK_ELEMENTS", 1800)
     few_options = {"chunk_size": 16, "head_chunk_size": 10, **options}
     workload = small_workload("streambp", method_options=few_options, model=small_model(2))
     few, every = run_pass(workload), run_pass(workload, all_chunks=True)
@@ -126,6 +134,19 @@ def test_a_real_cpu_run_has_the_simulated_peak(method, options):
             tracker.register(tensor, "inputs", name)
         forward_backward(model, batch)
     assert simulated == pytest.approx(tracker.peak_bytes, rel=0.01)
+
+
+def test_split_sums_save_half_of_a_layers_sums(monkeypatch):
+    monkeypatch.setattr(split_sum, "BLOCK_ELEMENTS", 64)
+    model = small_model(3, hidden_size=256, intermediate_size=1024)
+    options = {"chunk_size": 16, "head_chunk_size": 10, "recompute_head": True}
+    whole, split = (
+        simulate(
+            small_workload(model=model, method="streambp", method_options={**options, **extra})
+        ).by_category["weight_grad_buffers"]
+        for extra in ({}, {"split_sums": True})
+    )
+    assert 0.5 <= split / whole < 0.55
 
 
 def test_the_peak_never_rises_when_the_chunk_shrinks():
