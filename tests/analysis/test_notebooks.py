@@ -1,5 +1,9 @@
-"""The notebooks are stored without outputs and run on the reference records and on fresh ones."""
+"""The notebooks are stored without outputs and run on the reference records and on fresh ones.
 
+Fresh: of a sweep that the tests have just run."""
+
+import asyncio
+import os
 from pathlib import Path
 
 import nbformat
@@ -12,14 +16,28 @@ NOTEBOOKS = sorted((ROOT / "analysis").glob("*.ipynb"))
 REFERENCE = ROOT / "runs" / "reference"
 
 
-def execute(path, runs, monkeypatch):
-    """The executed notebook and all its text output."""
-    monkeypatch.setenv("STREAMBP_RUNS", str(runs))
-    notebook = nbformat.read(path, as_version=4)
-    client = nbclient.NotebookClient(notebook, timeout=240, resources={"metadata": {"path": ROOT}})
-    client.execute()
-    outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
-    return outputs
+@pytest.fixture(scope="module")
+def executed(real_sweep):
+    """(notebook, "fresh" or "reference") -> its outputs. Two run at a time: each is a process."""
+    runs = {"fresh": real_sweep.runs_dir, "reference": REFERENCE}
+    found = {}
+
+    async def execute(path, which, limit):
+        notebook = nbformat.read(path, as_version=4)
+        environment = {**os.environ, "STREAMBP_RUNS": str(runs[which])}
+        client = nbclient.NotebookClient(
+            notebook, timeout=240, resources={"metadata": {"path": ROOT}}
+        )
+        async with limit:
+            await client.async_execute(env=environment)
+        found[path.stem, which] = [o for cell in notebook.cells for o in cell.get("outputs", [])]
+
+    async def execute_all():
+        limit = asyncio.Semaphore(2)
+        await asyncio.gather(*(execute(path, w, limit) for w in runs for path in NOTEBOOKS))
+
+    asyncio.run(execute_all())
+    return found
 
 
 def kinds(outputs):
@@ -39,16 +57,12 @@ def test_no_outputs_are_stored(path):
         assert cell.get("execution_count") is None
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_they_run_on_fresh_records(path, paper_runs, monkeypatch):
-    found = kinds(execute(path, paper_runs, monkeypatch))
-    if path.stem == "figures":
-        assert found.count("image/png") >= 9 + 2
-    else:
-        assert found.count("text/markdown") >= 9
+def test_they_run_on_the_records_of_a_sweep_just_made(executed):
+    figures = kinds(executed["figures", "fresh"])
+    assert figures.count("image/png") == 1 + 2  # figure 3, and a timeline of each run
+    assert kinds(executed["tables", "fresh"]).count("text/markdown") >= 1
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_they_run_on_the_reference_records(path, monkeypatch):
-    found = kinds(execute(path, REFERENCE, monkeypatch))
-    assert found.count("image/png" if path.stem == "figures" else "text/markdown") >= 7
+def test_they_run_on_the_reference_records(executed):
+    assert kinds(executed["figures", "reference"]).count("image/png") >= 7
+    assert kinds(executed["tables", "reference"]).count("text/markdown") >= 7

@@ -34,7 +34,7 @@ def main(folder: str, descriptor: str) -> None:
     print("working", flush=True)
     if behaviour in ("sleep", "slow"):
         (Path(folder) / "worker.pid").write_text(str(os.getpid()))
-        time.sleep(60 if behaviour == "sleep" else 0.3)
+        time.sleep(60 if behaviour == "sleep" else 0.15)
     if behaviour.startswith("SIG"):
         os.kill(os.getpid(), getattr(signal, behaviour))
         time.sleep(60)

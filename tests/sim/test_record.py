@@ -82,7 +82,8 @@ def test_paper_sets_the_papers_assumptions_and_the_command_line_wins():
 def test_a_search_finds_the_longest_sequence_and_says_so():
     lines: list[str] = []
     progress = CallbackProgress(lambda event: lines.append(event.get("text", "")))
-    sections = search.run(config_of(search={"name": "max_seq_len"}), progress)
+    checkpointing = config_of(search={"name": "max_seq_len"}, method={"name": "checkpointing"})
+    sections = search.run(checkpointing, progress)
     found = sections["search"]
     assert found["outcome"] == "found" and found["largest"] % 8 == 0
     assert found["smallest_failing"] == found["largest"] + 8
@@ -149,10 +150,11 @@ def test_plan_takes_the_fastest_setting_that_fits():
 
 def test_the_longest_sequence_of_a_method():
     config = streambp.StreamConfig(chunk_size=64, head_chunk_size=32)
-    ours = estimate_max_sequence_length(small_model(3), TINY_GPU, config=config)
-    theirs = estimate_max_sequence_length(small_model(3), TINY_GPU, method="checkpointing")
+    model = small_model(1)
+    ours = estimate_max_sequence_length(model, TINY_GPU, config=config, budget_gib=0.03)
+    theirs = estimate_max_sequence_length(model, TINY_GPU, method="checkpointing", budget_gib=0.03)
     assert ours > theirs > 0
-    assert estimate_max_sequence_length(small_model(3), TINY_GPU, budget_gib=0.001) == 0
+    assert estimate_max_sequence_length(model, TINY_GPU, budget_gib=0.001) == 0
 
 
 def test_models_are_taken_as_config_path_or_module(tmp_path):

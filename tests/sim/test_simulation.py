@@ -17,6 +17,7 @@ from streambp.sim.tracker import LiveTracker, register_model
 
 LORA = TuningConfig(name="lora", rank=4)
 CHUNKS = {"chunk_size": 40, "head_chunk_size": 50}
+SEQ_LEN = 90  # three chunks, the last one short
 CONFIGURATIONS = {
     "standard": ("standard", {}),
     "standard, mask": ("standard", {"assumptions": {"mask": "additive"}}),
@@ -67,7 +68,7 @@ CONFIGURATIONS = {
 @pytest.mark.parametrize("name", CONFIGURATIONS)
 def test_two_short_depths_give_the_full_depth_to_the_byte(name):
     method, changes = CONFIGURATIONS[name]
-    workload = small_workload(method, **changes)
+    workload = small_workload(method, **{"seq_len": SEQ_LEN, **changes})
     fast, full = simulate(workload), simulate(workload, full=True)
     assert fast.num_layers_run == 4 and full.num_layers_run == 5
     assert fast.phase_peaks == full.phase_peaks
@@ -98,8 +99,7 @@ def test_alternating_layers_repeat_by_their_period():
         layer_types=["sliding_attention", "full_attention"] * 4 + ["sliding_attention"],
     )
     workload = small_workload("checkpointing", model=model)
-    fast, full = simulate(workload), simulate(workload, full=True)
-    assert fast.num_layers_run == 9 and fast.peak_bytes == full.peak_bytes
+    assert simulate(workload).num_layers_run == 9  # too short for a shortcut
 
     longer = dataclasses.replace(
         model,
@@ -159,7 +159,7 @@ def test_the_peak_never_rises_when_the_chunk_shrinks():
                 method_options={"chunk_size": chunk_size, "head_chunk_size": chunk_size},
             )
         ).peak_bytes
-        for chunk_size in (1024, 512, 256, 128, 64, 32)
+        for chunk_size in (1024, 256, 64, 32)
     ]
     assert peaks == sorted(peaks, reverse=True)
 

@@ -1,14 +1,15 @@
-"""Settles ``device=auto`` and refuses a device that this machine doesn't have."""
+"""Settles ``device=auto`` and refuses a device that this machine doesn't have.
+
+torch is imported only where the answer depends on it: a command with an error in it, or whose runs
+are all there already, ends before that second has passed.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from streambp.bench.config import ConfigError, RunConfig
-from streambp.bench.models import build
 
 __all__ = ["DeviceChoice", "choose", "resolve", "resolve_dtype"]
 
@@ -25,8 +26,8 @@ class DeviceChoice:
     reason: str
 
 
-def choose(cfg: RunConfig, cuda: Any = torch.cuda) -> DeviceChoice:
-    """The device of the run, with the reason. ``cuda`` is ``torch.cuda`` or a stand-in.
+def choose(cfg: RunConfig, cuda: Any = None) -> DeviceChoice:
+    """The device of the run, with the reason. ``cuda`` stands in for ``torch.cuda`` (None).
 
     ``auto`` takes a GPU if there is one; else it simulates models of more than 300M parameters,
     passes too long for a CPU and optimizers that only simulations have; else the CPU.
@@ -34,11 +35,12 @@ def choose(cfg: RunConfig, cuda: Any = torch.cuda) -> DeviceChoice:
     """
     name = cfg.device.name
     if name == "cuda":
-        _check_gpu(cfg.device.index, cuda)
+        _check_gpu(cfg.device.index, cuda or _torch_cuda())
     if name != "auto":
         return DeviceChoice(name=name, reason=f"device={name} was asked for")
     if cfg.optimizer.name == "adamw_8bit" or cfg.optimizer.state_dtype is not None:
         return DeviceChoice(name="simulated", reason="only simulated runs have this optimizer")
+    cuda = cuda or _torch_cuda()
     if cuda.is_available():
         _check_gpu(cfg.device.index, cuda)
         gpu = cuda.get_device_name(cfg.device.index)
@@ -71,7 +73,15 @@ def resolve_dtype(cfg: RunConfig, device: str) -> str:
     return "float32" if device == "cpu" else "bfloat16"
 
 
+def _torch_cuda() -> Any:
+    import torch
+
+    return torch.cuda
+
+
 def _check_gpu(index: int, cuda: Any) -> None:
+    import torch
+
     if not cuda.is_available():
         problem = (
             "no GPU is visible to torch"
@@ -94,6 +104,8 @@ def _size(cfg: RunConfig) -> tuple[int, float]:
 
         options = Options.parse(cfg.experiment.options)
         return 2 * options.width**2, float(options.flops)
+    from streambp.bench.models import build
+
     model = build(cfg.model, dtype="float32", device="meta", seed=0)
     text = model.config.get_text_config()
     num_parameters = sum(p.numel() for p in model.parameters())

@@ -7,7 +7,6 @@ from typing import Any
 
 from streambp.bench.config import RunConfig
 from streambp.bench.devices.choose import choose, resolve_dtype
-from streambp.bench.memory.budget import OverBudgetError
 from streambp.bench.progress import Progress
 
 __all__ = ["run"]
@@ -31,6 +30,7 @@ def run(cfg: RunConfig, progress: Progress | None = None) -> dict[str, Any]:
 
 def _simulate(cfg: RunConfig, progress: Progress) -> dict[str, Any]:
     from streambp import sim
+    from streambp.bench.memory.budget import OverBudgetError
 
     progress.phase("simulation")
     sections = dict(sim.simulate_run(cfg))
