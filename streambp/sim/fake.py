@@ -29,9 +29,23 @@ _NEEDS_DATA = tuple(
 )
 
 
+class _FakeMode(FakeTensorMode):
+    """Fake tensors that also know products of 16-bit matrices into fp32 (torch 2.8 does not)."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is torch.ops.aten.mm.dtype:
+            left, right, dtype = args
+            return left.new_empty(left.shape[0], right.shape[1], dtype=dtype)
+        if func is torch.ops.aten.addmm.dtype_out and kwargs is not None:
+            return kwargs["out"]
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+
 def fake_mode() -> FakeTensorMode:
     """A mode under which tensors have shapes, dtypes and strides but no storage."""
-    return FakeTensorMode(allow_non_fake_inputs=True)
+    return _FakeMode(allow_non_fake_inputs=True)
 
 
 def to_fake(model: nn.Module, mode: FakeTensorMode) -> nn.Module:

@@ -340,7 +340,10 @@ def test_attention_equals_sdpa(name, chunk_size, key_block, monkeypatch):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("name", ["causal", "left padding", "padded window"])
 def test_low_precision_attention_is_as_good_as_sdpa(name, dtype):
-    """Three-way rule: against float64, no worse than SDPA in the same dtype plus half."""
+    """Three-way rule: against float64, no worse than SDPA in the same dtype plus half.
+
+    For fp32, whose SDPA may be the plain formula (torch 2.8), at most twice its error.
+    """
     dense = MASKS[name][1]
     batch_size = max(2, dense.shape[0])
     q, grad = randoms(*[(batch_size, 4, T, 8)] * 2)
@@ -360,7 +363,7 @@ def test_low_precision_attention_is_as_good_as_sdpa(name, dtype):
     assert out.dtype == dtype
     for have, plain, exact in zip((out, *grads), naive, oracle, strict=True):
         error, allowed = ((t.double() - exact).norm() for t in (have, plain))
-        assert error <= 1.5 * allowed
+        assert error <= (2 if dtype == torch.float32 else 1.5) * allowed
 
 
 def test_a_soft_capped_chunk_against_the_formula():

@@ -292,7 +292,10 @@ def live_tensors():
     gc.collect()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        tensors = [t for t in gc.get_objects() if isinstance(t, torch.Tensor)]
+        found = [t for t in gc.get_objects() if isinstance(t, torch.Tensor)]
+        tensors = [
+            t for t in found if torch._C._has_storage(t)
+        ]  # torch 2.8 also lists undefined ones
         return len(tensors), sum(t.untyped_storage().nbytes() for t in tensors)
 
 

