@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import Any
 from unittest import mock
 
@@ -33,12 +33,16 @@ class _FakeMode(FakeTensorMode):
     """Fake tensors that also know products of 16-bit matrices into fp32 (torch 2.8 does not)."""
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Any,
+        types: Any,
+        args: Any = (),
+        kwargs: Mapping[str, Any] = MappingProxyType({}),
     ) -> Any:
         if func is torch.ops.aten.mm.dtype:
             left, right, dtype = args
             return left.new_empty(left.shape[0], right.shape[1], dtype=dtype)
-        if func is torch.ops.aten.addmm.dtype_out and kwargs is not None:
+        if func is torch.ops.aten.addmm.dtype_out:
             return kwargs["out"]
         return super().__torch_dispatch__(func, types, args, kwargs)
 

@@ -1,7 +1,5 @@
 """The head differentiated by vocabulary blocks: exact, and never a second tensor of its size."""
 
-import copy
-
 import pytest
 import torch
 from libtools import assert_close, batch_of, build, compare, gradients, in_double
