@@ -12,6 +12,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import fields
+from importlib import metadata
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -29,6 +30,14 @@ EXIT_FAILED, EXIT_USAGE, EXIT_OOM, EXIT_INTERRUPTED = 1, 2, 3, 130
 JOBS_VARIABLE = (
     "STREAMBP_SWEEP_JOBS"  # number of jobs of the sweep, for the processes that run them
 )
+# Launchers with a package of their own, and the extra of this project that installs it.
+_LAUNCHERS = {
+    "joblib": ("hydra-joblib-launcher", "joblib"),
+    **dict.fromkeys(
+        ("slurm", "slurm_local", "submitit_slurm", "submitit_local"),
+        ("hydra-submitit-launcher", "slurm"),
+    ),
+}
 # Groups whose keys their own modules check.
 _FREE = ("hydra", "gpu", "search")
 
@@ -100,6 +109,10 @@ def override_problem(arguments: Iterable[str]) -> str | None:
     for argument in arguments:
         key, separator, value = argument.partition("=")
         key = key.lstrip("+~").partition("@")[0]
+        if key == "hydra/launcher":
+            problem = _launcher_problem(value)
+            if problem:
+                return problem
         if argument.startswith("-") or not separator or key.split("/")[0] == "hydra":
             continue
         problem = _key_problem(key, groups)
@@ -138,6 +151,20 @@ def _choice_problem(group: str, value: str) -> str | None:
             listed = f"one of {', '.join(sorted(choices))}"
             fix = f"did you mean {group}={near}? ({listed})" if near else listed
             return f"{group}={choice}: no such {group}. Fix: {fix}"
+    return None
+
+
+def _launcher_problem(name: str) -> str | None:
+    package, extra = _LAUNCHERS.get(name, (None, None))
+    if package is None:  # Hydra's own, or of a package that this project knows nothing of
+        return None
+    try:
+        metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return (
+            f"hydra/launcher={name}: needs {package}, which is not installed. "
+            f"Fix: pip install -e '.[{extra}]' in this project's folder"
+        )
     return None
 
 

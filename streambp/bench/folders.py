@@ -110,6 +110,16 @@ def attempts(experiment: Path, job: str) -> list[Path]:
     return [folder for _, folder in sorted(found)]
 
 
+def close_abandoned(experiment: Path) -> None:
+    """Give every folder of an experiment whose process died its record of status killed."""
+    if not experiment.is_dir():
+        return
+    with _locked(experiment / _LOCK_NAME):
+        for draft in experiment.glob(f"*/{_DRAFT_NAME}"):
+            if not (draft.parent / RECORD_NAME).exists():
+                _close_abandoned(draft.parent)
+
+
 def _existing(experiment: Path, job: str, fingerprint: str) -> RunRecord | Path | None:
     """The finished record among the attempts, else the folder of one in progress, else None."""
     in_progress: Path | None = None

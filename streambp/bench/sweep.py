@@ -1,6 +1,7 @@
 """Hydra's `-m`: checks every job before the first one starts, then runs them all and sums up.
 
-Launchers stay Hydra's own (basic, joblib, submitit). A job that fails never stops the others.
+Launchers stay Hydra's own (basic, joblib, submitit). A job that fails never stops the others; a
+launcher that fails (a worker process or a node died) leaves the records that there are.
 """
 
 from __future__ import annotations
@@ -9,16 +10,19 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from streambp.bench import preflight
+from streambp.bench import folders, preflight
 from streambp.bench.cli import EXIT_FAILED, EXIT_INTERRUPTED, JOBS_VARIABLE, exit_code, stop
 from streambp.bench.config import RunConfig
 from streambp.bench.display import Display
-from streambp.bench.records import RunRecord
+from streambp.bench.records import RunRecord, iter_records
+
+_ELSEWHERE = "SlurmLauncher"  # runs jobs on machines that this process knows nothing of
 
 
 @dataclass
@@ -51,33 +55,43 @@ class Sweeper(BasicSweeper):
     def sweep(self, arguments: list[str]) -> Any:
         assert self.config is not None and self.launcher is not None
         jobs = self._jobs(arguments)
-        self._check(jobs)
+        homes = self._check(jobs)
         os.environ[JOBS_VARIABLE] = str(len(jobs))
         display = Display(None)
         display.sweep_starts(len(jobs))
         try:
             returns = self.launcher.launch(jobs, initial_job_idx=0)
+            # (The property `return_value` would raise a job's error here.)
+            results = [result._return_value for result in returns]
+            found = [_record_or_error(result) for result in results]
         except KeyboardInterrupt:
+            queued = "; Slurm goes on with what is queued (scancel)" if self._elsewhere else ""
             print(
                 "interrupted: finished jobs have their records; "
-                "the same command again runs what is missing",
+                f"the same command again runs what is missing{queued}",
                 file=sys.stderr,
             )
             sys.exit(EXIT_INTERRUPTED)
-        records, failures = [], []
-        for overrides, result in zip(jobs, returns, strict=True):
-            value = result._return_value  # the property would raise a job's error here
-            if isinstance(value, dict):
-                record = RunRecord.load(value["path"])
-                records.append(record)
-                if record.status != "ok":
-                    failures.append((overrides, record.status, record.status_detail, record.path))
-            else:
-                failures.append((overrides, "error", str(value), None))
+        except Exception as error:
+            print(f"the launcher failed: {type(error).__name__}: {error}", file=sys.stderr)
+            found = _after_the_launcher(jobs, homes)
+        records = [record for record in found if isinstance(record, RunRecord)]
         display.summary(records)
-        display.failures(failures)
-        lost = len(jobs) - len(records)
-        sys.exit(EXIT_FAILED if lost else exit_code(records))
+        display.failures(
+            [
+                (job, record.status, record.status_detail, record.path)
+                if isinstance(record, RunRecord)
+                else (job, "error", record, None)
+                for job, record in zip(jobs, found, strict=True)
+                if not isinstance(record, RunRecord) or record.status != "ok"
+            ]
+        )
+        sys.exit(EXIT_FAILED if len(records) < len(jobs) else exit_code(records))
+
+    @property
+    def _elsewhere(self) -> bool:
+        assert self.config is not None
+        return str(self.config.hydra.launcher.get("_target_")).endswith(_ELSEWHERE)
 
     def _jobs(self, arguments: Sequence[str]) -> list[list[str]]:
         assert self.hydra_context is not None
@@ -91,16 +105,41 @@ class Sweeper(BasicSweeper):
             jobs.update(dict.fromkeys(map(tuple, self.split_arguments(overrides, None)[0])))
         return [list(job) for job in jobs]
 
-    def _check(self, jobs: list[list[str]]) -> None:
-        """Stop, naming the job, when one of them cannot run; nothing has started then."""
+    def _check(self, jobs: list[list[str]]) -> list[Path]:
+        """Stop, naming the job, when one of them cannot run; nothing has started then.
+
+        Returns the folder of each job's experiment. Whether the machine can do the job is not
+        asked where it runs on another one.
+        """
         assert self.hydra_context is not None and self.config is not None
+        homes = []
         for job in jobs:
             composed = self.hydra_context.config_loader.load_sweep_config(self.config, job)
             values = {key: composed[key] for key in composed if key != "hydra"}
             try:
-                preflight.resolve(RunConfig.from_hydra(_plain(values)))
+                config = RunConfig.from_hydra(_plain(values))
+                if not self._elsewhere:
+                    config, _ = preflight.resolve(config)
             except ValueError as error:
                 stop(f"{error}\n  in job: {' '.join(job)}")
+            homes.append(Path(config.runs_dir) / config.experiment.name)
+        return homes
+
+
+def _record_or_error(value: Any) -> RunRecord | str:
+    """The record of a job that returned its path; what the job raised otherwise."""
+    return RunRecord.load(value["path"]) if isinstance(value, dict) else str(value)
+
+
+def _after_the_launcher(jobs: Sequence[list[str]], homes: Sequence[Path]) -> list[RunRecord | str]:
+    """The newest record of each job, or what to do about its absence."""
+    newest: dict[tuple[Path, tuple[str, ...]], RunRecord] = {}
+    for home in dict.fromkeys(homes):
+        folders.close_abandoned(home)
+        for record in sorted(iter_records(home), key=lambda record: record.finished_at):
+            newest[home, tuple(record.overrides)] = record
+    missing = "no record: it still runs, or never started. The same command again tells"
+    return [newest.get((home, tuple(job)), missing) for job, home in zip(jobs, homes, strict=True)]
 
 
 def _plain(values: dict[Any, Any]) -> Any:

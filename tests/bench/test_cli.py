@@ -145,22 +145,3 @@ def test_ending_the_sweep_ends_its_worker_and_loses_nothing(tmp_path, sent):
     assert RunRecord.load(pid_file.parent).status == "killed"
     statuses = [record.status for record in iter_records(tmp_path)]
     assert statuses.count("ok") == 1 and "error" not in statuses
-
-
-def test_real_runs_in_parallel_processes(tmp_path):
-    pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
-    done = run(
-        tmp_path,
-        "-m",
-        "hydra/launcher=joblib",
-        "hydra.launcher.n_jobs=2",
-        "method=standard,checkpointing",
-        "seq_len=32",
-        "steps=2",
-        "measure.timing_samples=1",
-        fake=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    first, second = iter_records(tmp_path)
-    assert first.training["loss_per_step"] == pytest.approx(second.training["loss_per_step"])
-    assert "difference of the methods' losses" in done.stdout
