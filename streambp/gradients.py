@@ -9,7 +9,8 @@ its steps fall below half a unit in the last place, and its error grows with the
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -258,6 +259,38 @@ class SummedLinears(TorchFunctionMode):
             and x.dtype == weight.dtype
             and not torch.is_autocast_enabled(x.device.type)
         )
+
+
+class LinearCalls(TorchFunctionMode):
+    """Counts the calls of `F.linear` with one of `params` as weight.
+
+    Keeps no tensor alive.
+    """
+
+    def __init__(self, params: Sequence[Tensor]) -> None:
+        super().__init__()
+        self._params = {id(param) for param in params}
+        self.count = 0
+        self._last: Callable[[], Any] = lambda: None
+        self._made_with_last: Callable[[], Any] = lambda: None
+
+    def last_makes(self, out: Tensor) -> bool:
+        """Is `out` what the last function made that was given the last such call's result?"""
+        return self._made_with_last() is out
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        if func is torch.nn.functional.linear:
+            _, weight, _ = _linear_arguments(*args, **kwargs)
+            if id(weight) in self._params:
+                self.count += 1
+                self._last = weakref.ref(result)
+        elif isinstance(result, Tensor):
+            last = self._last()
+            if last is not None and any(argument is last for argument in args):
+                self._made_with_last = weakref.ref(result)
+        return result
 
 
 def only_graph_matters(out: Tensor) -> bool:

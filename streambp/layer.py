@@ -10,7 +10,7 @@ an ordinary autograd function per layer.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +24,7 @@ from streambp.buffers import own, reusable
 from streambp.chunks import Chunk
 from streambp.gradients import (
     GradientSums,
+    LinearCalls,
     SummedLinears,
     detached_parameters,
     resident_gradients,
@@ -188,7 +189,7 @@ class StreamedLayer(torch.autograd.Function):
                 random.before_chunk()
                 view = call.view(index, kv)
                 view.keep = call.keep_attention
-                part = call.run(x[:, chunk.start : chunk.end], view)
+                part = _guessing(call, x[:, chunk.start : chunk.end], view, params)
                 if view.saved is not None:
                     kept.append(view.saved)
                 if len(call.chunks) == 1:
@@ -262,8 +263,8 @@ def _run_again(
     """The chunk's output with its graph, its values only where the graph needs them.
 
     Most layers end in `residual + linear(x)`, whose value no gradient depends on. Which linear
-    call that is, is a guess from the last chunk of such a layer; the graph then tells whether it
-    holds, and if it does not the chunk runs in full.
+    call that is, is a guess from the last chunk of such a layer, or from its first forward pass;
+    the graph then tells whether it holds, and if it does not the chunk runs in full.
     """
     kind = (type(call.layer), len(sums))
     guess = None if _watched(call.layer) else _unread_linear.get(kind)
@@ -280,6 +281,17 @@ def _run_again(
 
 #: By kind of layer and number of its trainable parameters.
 _unread_linear: dict[tuple[type, int], int | None] = {}
+
+
+def _guessing(call: LayerCall, x: Tensor, view: ChunkView, params: Sequence[Tensor]) -> Tensor:
+    """`call.run`, which for the first chunk of a kind of layer makes the first guess."""
+    kind = (type(call.layer), len(params))
+    if kind in _unread_linear:
+        return call.run(x, view)
+    with LinearCalls(params) as calls:
+        out = call.run(x, view)
+    _unread_linear[kind] = calls.count - 1 if calls.last_makes(out) else None
+    return out
 
 
 def _watched(layer: torch.nn.Module) -> bool:
