@@ -44,23 +44,17 @@ _RATIOS: tuple[tuple[str, str, str, str, str, tuple[str, ...], str | None], ...]
         ("model", "tuning", "seq_len_tokens"),
         None,
     ),
-    (
-        "bp_memory_figure",
-        "peak_bytes",
-        "Less memory than checkpointing",
-        "checkpointing",
-        "streambp",
-        ("model", "tuning", "seq_len_tokens"),
-        "seq_len_tokens",
-    ),
-    (
-        "other_models",
-        "peak_bytes",
-        "Less memory than checkpointing",
-        "checkpointing",
-        "streambp",
-        ("model", "tuning", "seq_len_tokens"),
-        "seq_len_tokens",
+    *(
+        (
+            experiment,
+            "peak_bytes",
+            "Less memory than checkpointing",
+            "checkpointing",
+            "streambp",
+            ("model", "tuning", "seq_len_tokens"),
+            "seq_len_tokens",
+        )
+        for experiment in ("bp_memory_figure", "other_models")
     ),
     (
         "bp_time_table",

@@ -7,28 +7,20 @@ page needs no network.
 
 from __future__ import annotations
 
-import argparse
-import base64
-import hashlib
 import html
-import io
-import re
 import sys
-import warnings
 from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 
-import matplotlib.pyplot as plt
-from matplotlib.figure import Figure
-
-from analysis import style
+from analysis import command
 from analysis.captions import caption
 from analysis.compare import method_order
 from analysis.headlines import Headline, headlines
-from analysis.load import frame, records, sound
+from analysis.load import frame
+from analysis.markup import figure_html, png, svg, table_html
 from analysis.plots import plots
-from analysis.tables import TITLES, Table, tables
+from analysis.tables import TITLES, tables
 from analysis.timeline import timelines_figure
 from streambp.bench import paper
 from streambp.bench.folders import LOG_NAME, TIMELINE_NAME
@@ -69,7 +61,7 @@ def _summary(found: Sequence[RunRecord], skipped: Sequence[str]) -> str:
     rows = frame(found)
     statuses = rows["status"].value_counts()
     counts = ", ".join(f"{count} {status}" for status, count in statuses.items())
-    parts = [f"<p>{len(found)} runs ({counts or 'none'}). Written {utc_now()}.</p>"]
+    parts = [f"<p>{len(found)} runs ({counts or 'none'}). Written {_now()}.</p>"]
     lines = headlines(found)
     parts.append(_headline_cards(lines))
     used: dict[str, int] = {}
@@ -90,6 +82,10 @@ def _summary(found: Sequence[RunRecord], skipped: Sequence[str]) -> str:
         entries = "".join(f"<li>{html.escape(text)}</li>" for text in skipped)
         parts.append(f"<h3>Files that were not read</h3><ul class=small>{entries}</ul>")
     return "".join(parts)
+
+
+def _now() -> str:
+    return utc_now().replace("T", " ").removesuffix("+00:00") + " UTC"
 
 
 def _headline_cards(lines: Sequence[Headline]) -> str:
@@ -116,8 +112,8 @@ def _experiment(found: Sequence[RunRecord], experiment: str) -> str:
         return ""
     own = [record for record in found if record.experiment == experiment]
     pictures = plots(found, experiment)
-    parts = [_figure(_svg(p.figure, p.title), p.title, p.caption) for p in pictures]
-    parts += [html_table(table) for table in built]
+    parts = [figure_html(svg(p.figure, p.title), p.title, p.caption) for p in pictures]
+    parts += [table_html(table) for table in built]
     return "".join(parts) + _reproduce(experiment, own)
 
 
@@ -131,48 +127,6 @@ def _reproduce(experiment: str, own: Sequence[RunRecord]) -> str:
         commands.append(f"python run.py -m experiment={experiment} device={device}{comment}")
     text = html.escape("\n".join(commands))
     return f"<details><summary>How to reproduce</summary><pre>{text}</pre></details>"
-
-
-def html_table(table: Table) -> str:
-    """A table as HTML; wide ones scroll in their own box."""
-    group_cells, place = [], 0
-    for heading, span in table.groups:
-        kind = "" if place < table.num_keys else " class=group"
-        group_cells.append(f"<th colspan={span}{kind}>{html.escape(heading)}</th>")
-        place += span
-    starts = set()
-    place = 0
-    for _, span in table.groups:
-        starts.add(place)
-        place += span
-    head = "".join(
-        f"<th{_class(i, table, starts)}>{html.escape(name)}</th>"
-        for i, name in enumerate(table.columns)
-    )
-    body = "".join(
-        "<tr>"
-        + "".join(
-            f"<td{_class(i, table, starts, cell)}>{html.escape(cell)}</td>"
-            for i, cell in enumerate(row)
-        )
-        + "</tr>"
-        for row in table.rows
-    )
-    groups = f"<tr>{''.join(group_cells)}</tr>" if any(h for h, _ in table.groups) else ""
-    return (
-        f"<h3>{html.escape(table.title)}</h3><div class=scroll tabindex=0><table>"
-        f"<thead>{groups}<tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
-        f"<p class=small>{html.escape(table.caption)}</p>"
-    )
-
-
-def _class(index: int, table: Table, starts: set[int], cell: str = "") -> str:
-    names = ["key"] if index < table.num_keys else []
-    if index in starts and index:
-        names.append("start")
-    if cell.startswith("OOM"):
-        names.append("oom")
-    return f' class="{" ".join(names)}"' if names else ""
 
 
 def _timelines(found: Sequence[RunRecord]) -> str:
@@ -196,7 +150,7 @@ def _timelines(found: Sequence[RunRecord]) -> str:
             parts.append(f"<p class=small>{html.escape(str(error))}</p>")
             continue
         title = "Live memory by category over one forward and backward pass"
-        parts.append(_figure(_png(figure, title), title, caption(frame(chosen))))
+        parts.append(figure_html(png(figure, title), title, caption(frame(chosen))))
     if not parts:
         return ""
     command = (
@@ -272,61 +226,20 @@ def _failures(found: Sequence[RunRecord]) -> str:
     return f"<ul class=small>{''.join(items)}</ul>" if items else ""
 
 
-def _figure(picture: str, title: str, text: str) -> str:
-    """A picture under its title; wide ones scroll in their own box. The caption is page text."""
-    return (
-        f"<figure><h3>{html.escape(title)}</h3><div class=scroll tabindex=0>{picture}</div>"
-        f"<figcaption class=small>{html.escape(text)}</figcaption></figure>"
-    )
-
-
-def _png(figure: Figure, title: str) -> str:
-    """A figure as inline PNG, for what has too many points for SVG; the figure is closed."""
-    buffer = io.BytesIO()
-    with style.styled():
-        style.bare(figure).savefig(buffer, format="png", dpi=150, bbox_inches="tight")
-    plt.close(figure)
-    data = base64.b64encode(buffer.getvalue()).decode()
-    return f'<img alt="{html.escape(title)}" src="data:image/png;base64,{data}">'
-
-
-def _svg(figure: Figure, title: str) -> str:
-    """A figure as inline SVG that scales with the page; the figure is closed."""
-    buffer = io.StringIO()
-    with style.styled():
-        style.bare(figure).savefig(
-            buffer, format="svg", metadata={"Date": None}, bbox_inches="tight"
-        )
-    plt.close(figure)
-    text = buffer.getvalue()
-    text = text[text.index("<svg") :]
-    name = re.sub(r"\W", "", title) + hashlib.sha256(text.encode()).hexdigest()[:8]
-    for attribute in ('id="', 'href="#', "url(#"):  # unique in the page
-        text = text.replace(attribute, f"{attribute}{name}-")
-    text = re.sub(r'width="[\d.]+pt" height="[\d.]+pt"', "", text, count=1)
-    return text.replace("<svg", f'<svg role="img" aria-label="{html.escape(title)}"', 1)
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m analysis.report", description=__doc__)
-    parser.add_argument("runs", nargs="*", default=["runs"], help="folders with records")
-    parser.add_argument("--out", type=Path, default=Path("report.html"), help="the page")
-    options = parser.parse_args(arguments)
-    try:
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            found = sound(records(*options.runs))
-            skipped = [str(one.message) for one in caught if "skipped" in str(one.message)]
-        for text in skipped:
-            print(f"warning: {text}", file=sys.stderr)
+    def work(found: Sequence[RunRecord], out: Path, skipped: Sequence[str]) -> str:
         page = report(found, skipped)
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(page, encoding="utf-8")
-    except OSError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    print(f"{options.out}: {len(found)} runs, {len(page) / 2**20:.1f} MiB")
-    return 0
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(page, encoding="utf-8")
+        return f"{out}: {len(found)} runs, {len(page) / 2**20:.1f} MiB"
+
+    return command.main(
+        arguments,
+        prog="python -m analysis.report",
+        description=__doc__,
+        out=Path("report.html"),
+        work=work,
+    )
 
 
 if __name__ == "__main__":

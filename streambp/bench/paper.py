@@ -28,6 +28,13 @@ EXPERIMENTS = {
     "other_models": "table 9",
     "chunk_size_ablation": "figure 5",
 }
+# Tables with a row per method: (file in streambp/published, what its columns are).
+_TABLES = {
+    "bp_time_table": ("bp_time_table1", "seq_len"),
+    "batch_table": ("batch_time_table2", "batch_size"),
+    "other_models": ("other_models_table9", "seq_len"),
+}
+_QWEN3_4B: dict[str, Any] = {"model": "qwen3_4b", "tuning": "full"}
 # Columns of the comparison, also of the table that goes to W&B.
 COLUMNS = ("source", "cell", "quantity", "unit", "published", "ours", "ratio", "provenance")
 
@@ -75,34 +82,11 @@ def cells() -> tuple[Cell, ...]:
     return (
         *_memory_figure(),
         *_max_seq_len(),
-        *_by_column(
-            "bp_time_table1",
-            experiment="bp_time_table",
-            quantity="forward_backward_time_s",
-            column="seq_len",
-            model="qwen3_4b",
-            tuning="full",
-            batch_size=1,
-        ),
-        *_by_column(
-            "batch_time_table2",
-            experiment="batch_table",
-            quantity="per_sample_time_s",
-            column="batch_size",
-            model="qwen3_4b",
-            tuning="full",
-            seq_len=9000,
-        ),
+        *_by_column("bp_time_table", "forward_backward_time_s", batch_size=1, **_QWEN3_4B),
+        *_by_column("batch_table", "per_sample_time_s", seq_len=9000, **_QWEN3_4B),
         *_linear_example(),
-        *_by_column(
-            "other_models_table9",
-            experiment="other_models",
-            quantity="peak_bytes",
-            column="seq_len",
-            scale=GIB,  # the paper's "GB" is 2^30: below 2^30 its weights would not fit
-            tuning="full",
-            batch_size=1,
-        ),
+        # The "GB" of table 9 are GiB: below 2^30 bytes each, its weights would not fit.
+        *_by_column("other_models", "peak_bytes", scale=GIB, tuning="full", batch_size=1),
     )
 
 
@@ -246,9 +230,10 @@ def _linear_example() -> Iterator[Cell]:
 
 
 def _by_column(
-    name: str, *, column: str, experiment: str, quantity: str, scale: float = 1.0, **fixed: Any
+    experiment: str, quantity: str, *, scale: float = 1.0, **fixed: Any
 ) -> Iterator[Cell]:
     """The cells of a table with a row per method (and model) and a column per size."""
+    name, column = _TABLES[experiment]
     for row in load(name):
         labels: dict[str, Any] = {key: row[key] for key in ("model", "method") if key in row}
         for key, text in row.items():

@@ -7,6 +7,7 @@ from made_up import GIB, make_paper_records, make_record, make_timeline, write_a
 from matplotlib.text import Text
 
 from analysis import plots, style, timeline
+from analysis.plots.__main__ import main
 from streambp.bench import paper
 
 
@@ -133,7 +134,7 @@ def test_the_timeline_command(timed, tmp_path, capsys):
 def test_the_plots_command(timed, tmp_path):
     tables = [r for r in make_paper_records() if r.experiment == "linear_example"]
     write_all(tmp_path, tables)
-    assert plots.main([str(tmp_path), "--out", str(tmp_path / "out")]) == 0
+    assert main([str(tmp_path), "--out", str(tmp_path / "out")]) == 0
     names = {path.stem for path in (tmp_path / "out").iterdir()}
     assert names == {"linear_example", *(f"timeline_{record.job}" for record in timed)}
-    assert plots.main([str(tmp_path / "nowhere")]) == 2
+    assert main([str(tmp_path / "nowhere")]) == 2
