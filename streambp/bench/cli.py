@@ -10,13 +10,16 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NoReturn
 
+import yaml
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
@@ -38,8 +41,11 @@ _LAUNCHERS = {
         ("hydra-submitit-launcher", "slurm"),
     ),
 }
-# Groups whose keys their own modules check.
-_FREE = ("hydra", "gpu", "search")
+# Groups that are no dataclasses of `config.py`: their keys are those of their files, and these.
+_BY_FILES: dict[str, tuple[str, ...]] = {
+    "gpu": ("name", "prefer_cudnn_attention"),
+    "search": ("name", "step", "start", "limit"),
+}
 
 
 def start(main: Callable[[], Any]) -> None:
@@ -103,9 +109,13 @@ def stop(message: str) -> NoReturn:
     sys.exit(EXIT_USAGE)
 
 
-def override_problem(arguments: Iterable[str]) -> str | None:
-    """What is wrong with a name in `key=value` arguments, with the nearest right one; or None."""
+def override_problem(arguments: Sequence[str]) -> str | None:
+    """What is wrong with `key=value` arguments, with the nearest right name; or None.
+
+    A name that does not exist, a launcher that is not installed, several values without `-m`.
+    """
     groups = {path.name for path in CONF.iterdir() if path.is_dir()}
+    sweeping = any(argument in ("-m", "--multirun") for argument in arguments)
     for argument in arguments:
         key, separator, value = argument.partition("=")
         key = key.lstrip("+~").partition("@")[0]
@@ -118,9 +128,20 @@ def override_problem(arguments: Iterable[str]) -> str | None:
         problem = _key_problem(key, groups)
         if problem is None and key in groups and not argument.startswith("~"):
             problem = _choice_problem(key, value)
+        if problem is None and not sweeping and _several_values(argument):
+            problem = f"{argument}: several values. Fix: python run.py -m {' '.join(arguments)}"
         if problem:
             return problem
     return None
+
+
+def _several_values(argument: str) -> bool:
+    if not set(argument) & set(",("):  # nothing that makes a sweep
+        return False
+    try:
+        return OverridesParser.create().parse_override(argument).is_sweep_override()
+    except HydraException:  # Hydra says what is wrong with it
+        return False
 
 
 def _key_problem(key: str, groups: set[str]) -> str | None:
@@ -131,16 +152,24 @@ def _key_problem(key: str, groups: set[str]) -> str | None:
         return f"{key}: no such setting. Fix: " + (
             f"did you mean {near}?" if near else f"one of {', '.join(sorted(known))}"
         )
-    if not rest or top in _FREE:
+    if not rest or top == "hydra":
         return None
-    group = config_module.GROUPS.get(top)
-    names = {field.name for field in fields(group)} if group else set()
+    if top in _BY_FILES:
+        files = (CONF / top).glob("*.yaml")
+        names = {*_BY_FILES[top], *(key for path in files for key in _keys(path))}
+    else:
+        group = config_module.GROUPS.get(top)
+        names = {field.name for field in fields(group)} if group else set()
     name = rest.partition(".")[0]
     if name in names:
         return None
     near = closest(name, names)
     fix = f"did you mean {top}.{near}?" if near else f"one of {', '.join(sorted(names)) or top}"
     return f"{key}: no such setting. Fix: {fix}"
+
+
+def _keys(path: Path) -> Iterable[str]:
+    return yaml.safe_load(path.read_text(encoding="utf-8")) or ()
 
 
 def _choice_problem(group: str, value: str) -> str | None:

@@ -31,11 +31,11 @@ _WAIT_S = 0.5
 class RunsFolderError(ValueError):
     """The runs folder cannot be written (permission, full disk). The message says what to do."""
 
-    def __init__(self, folder: Path, error: OSError):
+    def __init__(self, folder: Path, error: OSError, more: str = ""):
         reason = error.strerror or str(error)
         super().__init__(
             f"runs_dir: cannot write {folder} ({reason}). "
-            "Fix: free some space or allow writing there, or runs_dir=<another folder>"
+            f"Fix: free some space or allow writing there, or runs_dir=<another folder>{more}"
         )
 
 

@@ -45,10 +45,13 @@ def save_plot(records: Sequence[RunRecord], path: Path) -> Path:
     figure.suptitle(_title(records), fontsize=10, x=0.01, ha="left")
     handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".png")
     os.close(handle)
-    figure.savefig(temporary, dpi=150)
-    plt.close(figure)
-    os.chmod(temporary, 0o644)
-    os.replace(temporary, path)
+    try:
+        figure.savefig(temporary, dpi=150)
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    finally:
+        plt.close(figure)
+        Path(temporary).unlink(missing_ok=True)
     return path
 
 

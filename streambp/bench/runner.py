@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import tempfile
 import time
 import uuid
 from collections.abc import Callable, Sequence
@@ -23,7 +26,7 @@ from streambp.bench.folders import (
     job_name,
 )
 from streambp.bench.progress import Event
-from streambp.bench.records import RunRecord, utc_now, write_new
+from streambp.bench.records import RECORD_NAME, RunRecord, utc_now, write_new
 from streambp.bench.supervise import Ending, supervise
 from streambp.bench.tracking import tracker_for
 
@@ -107,20 +110,41 @@ def _execute(config: RunConfig, claimed: Claim, record: RunRecord, on_event: Lis
             supervise(claimed.folder, ending, timeout_s=config.timeout_s, on_event=listen)
         finally:
             _fill(record, ending, claimed.folder)
-            record.write(claimed.folder)
-            claimed.release()
+            _store(record, claimed)
             tracker.finish(record)
     except OSError as error:
         raise RunsFolderError(claimed.folder, error) from error
+
+
+def _store(record: RunRecord, claimed: Claim) -> None:
+    """Write the record; where its folder takes none (a full disk), next to the temporary files.
+
+    Raises:
+        RunsFolderError: it could not be written there; says where it is instead.
+    """
+    try:
+        record.write(claimed.folder)
+    except OSError as error:
+        os.close(claimed.lock)  # the folder is then that of a dead process
+        rescued = Path(tempfile.gettempdir()) / f"streambp-{claimed.folder.name}.json"
+        text = f". The run was done; its record is lost ({error.strerror or error})"
+        with contextlib.suppress(OSError):
+            write_new(rescued, record.to_json())
+            text = f". The run was done: cp {rescued} {claimed.folder / RECORD_NAME} keeps it"
+        raise RunsFolderError(claimed.folder, error, text) from error
+    claimed.release()
 
 
 def _fill(record: RunRecord, ending: Ending, folder: Path) -> None:
     """Put the worker's sections and its ending into the record; the timeline into its own file."""
     sections: dict[str, Any] = dict(ending.sections)
     timeline = sections.pop("timeline", None)
-    if timeline is not None:
-        write_new(folder / TIMELINE_NAME, json.dumps(timeline))
     record.notes = [*record.notes, *sections.pop("notes", [])]
+    if timeline is not None:
+        try:
+            write_new(folder / TIMELINE_NAME, json.dumps(timeline))
+        except OSError as error:  # the record is small and matters more
+            record.notes.append(f"the timeline could not be stored: {error.strerror or error}")
     record.provenance = {**record.provenance, **sections.pop("provenance", {})}
     record.hardware = {**record.hardware, **sections.pop("hardware", {})}
     for name, values in sections.items():

@@ -6,6 +6,7 @@ launcher that fails (a worker process or a node died) leaves the records that th
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -65,6 +66,9 @@ class Sweeper(BasicSweeper):
             results = [result._return_value for result in returns]
             found = [_record_or_error(result) for result in results]
         except KeyboardInterrupt:
+            with contextlib.suppress(OSError):
+                for home in dict.fromkeys(homes):
+                    folders.close_abandoned(home)
             queued = "; Slurm goes on with what is queued (scancel)" if self._elsewhere else ""
             print(
                 "interrupted: finished jobs have their records; "

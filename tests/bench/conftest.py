@@ -1,9 +1,12 @@
-"""Tiny models and batches that the harness tests share."""
+"""Tiny models and batches that the harness tests share, and runs of the fake worker."""
+
+from pathlib import Path
 
 import pytest
 import torch
 
-from streambp.bench.config import ModelConfig
+from streambp.bench import supervise
+from streambp.bench.config import ModelConfig, RunConfig
 from streambp.bench.models import build
 
 
@@ -39,3 +42,26 @@ def tiny_batch():
     generator = torch.Generator().manual_seed(1)
     input_ids = torch.randint(0, 260, (2, 24), generator=generator)
     return {"input_ids": input_ids, "labels": input_ids.clone()}
+
+
+@pytest.fixture
+def fake_worker(monkeypatch):
+    """Runs of `run_job` in this test do at once what `make_config(behaviour)` says."""
+    monkeypatch.setattr(supervise, "WORKER", (str(Path(__file__).with_name("fake_worker.py")),))
+
+
+@pytest.fixture
+def make_config(tmp_path):
+    """(behaviour of the fake worker, changes) -> the config of a run below `tmp_path`."""
+
+    def make(behaviour="ok", **changes):
+        values = {
+            "model": {"name": "tiny", "config": {"model_type": "qwen3"}},
+            "method": {"name": "standard"},
+            "device": {"name": "cpu"},
+            "runs_dir": str(tmp_path / "runs"),
+            "experiment": {"name": "exp", "options": {"behaviour": behaviour}},
+        }
+        return RunConfig.from_dict({**values, **changes})
+
+    return make

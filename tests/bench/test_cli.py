@@ -41,6 +41,10 @@ def run(runs_dir, *arguments, fake=True):
         ("experiment=quickstrt", "did you mean experiment=quickstart?"),
         ("method.chunk_sise=3", "did you mean method.chunk_size?"),
         ("+model.fooo=1", "one of checkpoint, config, hf_config, name"),
+        ("gpu.memory_byts=1", "did you mean gpu.memory_bytes?"),
+        ("search.stp=8", "did you mean search.step?"),
+        ("seq_len=64,128", "several values. Fix: python run.py -m seq_len=64,128"),
+        ("seed=range(3)", "several values. Fix: python run.py -m seed=range(3)"),
     ],
 )
 def test_misspelled_names(argument, said):
@@ -51,7 +55,8 @@ def test_misspelled_names(argument, said):
     "argument",
     [
         "seq_len=3",
-        "method=standard,streambp",
+        "+gpu.prefer_cudnn_attention=false",
+        "search.start=8",
         "+experiment.options.x=1",
         "model.config.num_hidden_layers=1",
         "~optimizer",
@@ -59,10 +64,12 @@ def test_misspelled_names(argument, said):
         "hydra.launcher.n_jobs=2",
         "-m",
         "optimizer.betas=[0.8,0.9]",
+        "experiment.description='a, b'",
     ],
 )
 def test_right_names(argument):
     assert cli.override_problem([argument]) is None
+    assert cli.override_problem(["method=standard,streambp", argument, "-m"]) is None
 
 
 @pytest.mark.parametrize(
@@ -70,7 +77,7 @@ def test_right_names(argument):
     [
         (["seq_len=0"], "Fix: seq_len=1024"),
         (["-m", "seq_len=64,0"], "in job: model=qwen3_tiny"),
-        (["method=standard,streambp"], "--multirun"),
+        (["method=standard,streambp"], "Fix: python run.py -m model=qwen3_tiny"),
         (["experiment=quickstart"], "python run.py -m"),
         (["device=cuda", "device.index=99"], "device"),
     ],

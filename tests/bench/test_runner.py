@@ -1,42 +1,25 @@
 """Whatever happens to a worker becomes a record; finished runs are not done again."""
 
+import errno
 import json
 import os
+import re
+import shutil
 import threading
 import time
 from pathlib import Path
 
 import pytest
 
-from streambp.bench import folders, runner, supervise
-from streambp.bench.config import ConfigError, ExperimentConfig, RunConfig
+from streambp.bench import folders, runner
+from streambp.bench.config import ConfigError, ExperimentConfig
 from streambp.bench.folders import RunsFolderError, attempts
 from streambp.bench.preflight import resolve
 from streambp.bench.records import RunRecord
 from streambp.bench.runner import run_job
 from streambp.bench.worker import is_out_of_memory
 
-FAKE = str(Path(__file__).with_name("fake_worker.py"))
-
-
-@pytest.fixture
-def make_config(tmp_path):
-    def make(behaviour="ok", **changes):
-        values = {
-            "model": {"name": "tiny", "config": {"model_type": "qwen3"}},
-            "method": {"name": "standard"},
-            "device": {"name": "cpu"},
-            "runs_dir": str(tmp_path / "runs"),
-            "experiment": {"options": {"behaviour": behaviour}},
-        }
-        return RunConfig.from_dict({**values, **changes})
-
-    return make
-
-
-@pytest.fixture(autouse=True)
-def fake_worker(monkeypatch):
-    monkeypatch.setattr(supervise, "WORKER", (FAKE,))
+pytestmark = pytest.mark.usefixtures("fake_worker")
 
 
 def test_a_run_leaves_its_config_its_log_and_its_record(make_config):
@@ -94,7 +77,7 @@ def test_interruption_ends_the_worker_and_leaves_a_record(make_config):
     config = make_config("sleep")
     with pytest.raises(KeyboardInterrupt):
         run_job(config, on_event=interrupt)
-    (folder,) = Path(config.runs_dir, "default").glob("tiny-*")
+    (folder,) = Path(config.runs_dir, "exp").glob("tiny-*")
     assert RunRecord.load(folder).status == "killed"
 
 
@@ -145,7 +128,7 @@ def test_the_folder_of_a_dead_process_gets_a_killed_record(make_config, monkeypa
         patch.setattr(runner, "_fill", die)  # nothing is written, as after SIGKILL
         with pytest.raises(Death):
             run_job(make_config())
-    (folder,) = Path(make_config().runs_dir, "default").glob("tiny-*")
+    (folder,) = Path(make_config().runs_dir, "exp").glob("tiny-*")
     assert not (folder / "record.json").exists()
     for descriptor in os.listdir("/proc/self/fd"):  # a dead process holds no lock
         if os.path.realpath(f"/proc/self/fd/{descriptor}").endswith(f"{folder.name}/.lock"):
@@ -200,6 +183,37 @@ def test_claims_at_the_same_moment_never_share_a_folder(tmp_path):
         thread.join()
     assert len({claim.folder for claim in claims}) == 12
     assert len(attempts(tmp_path, "job")) == 12
+
+
+def test_a_disk_that_fills_up_during_a_run_costs_no_result(make_config, monkeypatch, tmp_path):
+    monkeypatch.setattr(runner.tempfile, "gettempdir", lambda: str(tmp_path))
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch, pytest.raises(RunsFolderError) as error:
+        patch.setattr(RunRecord, "write", full)
+        run_job(make_config())
+    assert "No space left on device" in str(error.value)
+    rescued, target = re.search(r"cp (\S+) (\S+) keeps it", str(error.value)).groups()
+    assert RunRecord.load(rescued).status == "ok"
+    shutil.copy(rescued, target)
+    again = run_job(make_config())
+    assert again.skipped and str(again.record.path) == target
+
+
+def test_a_timeline_that_does_not_fit_the_disk_costs_no_record(make_config, monkeypatch):
+    write_new = runner.write_new
+
+    def nearly_full(target, text):
+        if target.name == "timeline.json":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write_new(target, text)
+
+    monkeypatch.setattr(runner, "write_new", nearly_full)
+    record = RunRecord.load(run_job(make_config()).folder)
+    assert record.status == "ok"
+    assert record.notes[-1] == "the timeline could not be stored: No space left on device"
 
 
 def test_a_runs_folder_that_cannot_be_written(make_config, tmp_path):
