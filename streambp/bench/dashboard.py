@@ -60,6 +60,15 @@ _SECTIONS: tuple[tuple[str, tuple[tuple[str, dict[str, Any]], ...]], ...] = (
                     "groupby_aggfunc": "max",
                 },
             ),
+            (
+                "CustomChart",
+                {
+                    "query": {"summaryTable": {"tableKey": "memory/timeline"}},
+                    "chart_name": "wandb/line/v0",
+                    "chart_fields": {"x": "op_index", "y": "live_bytes", "stroke": "category"},
+                    "chart_strings": {"title": "Live bytes by category over one pass"},
+                },
+            ),
             ("WeavePanelSummaryTable", {"table_name": "memory/timeline"}),
         ),
     ),
@@ -136,9 +145,9 @@ def _panel(panels: Any, values: Mapping[str, Any]) -> Any:
 def obstacle() -> str | None:
     """Why the dashboard cannot be created from here, or None."""
     if importlib.util.find_spec("wandb_workspaces") is None:
-        return "wandb-workspaces is not installed (pip install wandb-workspaces)"
+        return "wandb-workspaces is not installed (the extra `dashboard` of this project)"
     if mode(TrackingConfig(name="wandb")) != "online":
-        return "W&B has no key for this user, or is set to offline (wandb login)"
+        return "W&B has no key for this user, or is set to offline"
     return None
 
 

@@ -1,13 +1,14 @@
 """W&B gets everything but secrets, one run each, and can never cost a run its record."""
 
+import functools
 import sys
 import types
-from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
+import wandb_log
 
-from streambp.bench import supervise
-from streambp.bench.config import RunConfig, TrackingConfig
+from streambp.bench.config import TrackingConfig
 from streambp.bench.records import RunRecord
 from streambp.bench.runner import run_job
 from streambp.bench.tracking import Tracker, tracker_for
@@ -29,7 +30,7 @@ class FakeRun:
 
 
 @pytest.fixture
-def fake_wandb(monkeypatch):
+def fake_wandb(monkeypatch, fake_worker):
     module = types.ModuleType("wandb")
     module.runs = []
 
@@ -40,29 +41,18 @@ def fake_wandb(monkeypatch):
     module.init = init
     module.Settings = lambda **settings: settings
     module.Table = lambda columns, data: {"columns": columns, "data": data}
-    module.plot = types.SimpleNamespace(line=lambda table, x, y, **options: {"plot of": (x, y)})
+    module.plot = types.SimpleNamespace(line=lambda table, **options: options)
     monkeypatch.setitem(sys.modules, "wandb", module)
     for name in ("WANDB_API_KEY", "WANDB_MODE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("NETRC", "/nonexistent")
-    monkeypatch.setattr(supervise, "WORKER", (str(Path(__file__).with_name("fake_worker.py")),))
     return module
 
 
 @pytest.fixture
-def make_config(tmp_path):
-    def make(behaviour="ok", **changes):
-        values = {
-            "model": {"name": "tiny", "config": {"model_type": "qwen3"}},
-            "method": {"name": "standard"},
-            "device": {"name": "cpu"},
-            "runs_dir": str(tmp_path),
-            "tracking": {"name": "wandb", "tags": ["mine"]},
-            "experiment": {"name": "exp", "options": {"behaviour": behaviour}},
-        }
-        return RunConfig.from_dict({**values, **changes})
-
-    return make
+def make_config(make_config):
+    """As everywhere here, tracked."""
+    return functools.partial(make_config, tracking={"name": "wandb", "tags": ["mine"]})
 
 
 def test_one_wandb_run_for_each_run_with_everything_in_it(fake_wandb, make_config, monkeypatch):
@@ -115,8 +105,10 @@ def test_mode_is_offline_without_a_key(monkeypatch, tmp_path):
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
     auto = TrackingConfig(name="wandb")
     assert mode(auto) == "offline"
-    (tmp_path / "netrc").write_text("machine api.wandb.ai login user password x")
-    assert mode(auto) == "online"
+    server = urlsplit(pytest.importorskip("wandb").setup().settings.base_url).netloc
+    for host, expected in (("example.org", "offline"), (server, "online")):
+        (tmp_path / "netrc").write_text(f"machine {host} login user password x")
+        assert mode(auto) == expected
     assert mode(TrackingConfig(name="wandb", mode="offline")) == "offline"
     (tmp_path / "netrc").unlink()
     monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
@@ -131,7 +123,7 @@ def test_what_looks_like_a_key_is_masked(monkeypatch):
         {
             "api_key": "abc",
             "nested": [{"password": "x"}, "prefix a-very-private-value suffix"],
-            "overrides": ["data.path=hf_" + "a" * 30],
+            "overrides": ["data.path=hf_" + "a" * 30, "+model.options.api_key=b", "seq_len=3"],
             "commit": "0123456789" * 4,
             "text": "0123456789" * 4,
             "tokens_per_step": 4,
@@ -141,7 +133,8 @@ def test_what_looks_like_a_key_is_masked(monkeypatch):
     )
     assert found["api_key"] == MASK
     assert found["nested"] == [{"password": MASK}, f"prefix {MASK} suffix"]
-    assert found["overrides"] == [f"data.path={MASK}"]
+    masked_key = f"+model.options.api_key={MASK}"
+    assert found["overrides"] == [f"data.path={MASK}", masked_key, "seq_len=3"]
     assert found["commit"] == "0123456789" * 4
     assert found["text"] == MASK
     assert found["tokens_per_step"] == 4
@@ -156,12 +149,23 @@ def test_no_tracking_is_silent(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_offline_with_the_real_wandb(make_config, monkeypatch, tmp_path):
+@pytest.mark.parametrize(("behaviour", "exit_code"), [("ok", 0), ("SIGKILL", 1)])
+def test_the_real_wandb_keeps_loss_and_status_offline(
+    make_config, fake_worker, monkeypatch, behaviour, exit_code
+):
     pytest.importorskip("wandb")
-    monkeypatch.setattr(supervise, "WORKER", (str(Path(__file__).with_name("fake_worker.py")),))
-    config = make_config(tracking={"name": "wandb", "mode": "offline"})
-    outcome = run_job(config)
-    assert outcome.record.status == "ok"
-    (log,) = outcome.folder.rglob("*.wandb")
-    assert log.stat().st_size > 0
-    assert outcome.record.run_id in log.name
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    tracking = {"name": "wandb", "mode": "offline", "tags": ["mine"], "project": "its-name"}
+    outcome = run_job(make_config(behaviour, tracking=tracking))
+    found = wandb_log.read(outcome.folder)
+    assert (found.project, found.run_id) == ("its-name", outcome.record.run_id)
+    assert (found.group, found.name) == ("exp", outcome.record.job)
+    assert {"mine", "exp", "tiny", "standard", "full", "cpu"} == set(found.tags)
+    assert found.config["seq_len"] == 1024
+    assert found.config["method"] == outcome.record.config["method"]
+    assert found.config["versions"] == outcome.record.versions
+    assert {"training/loss": 2.5, "training/grad_norm": 1.0, "_step": 1}.items() <= (
+        found.history[0].items()
+    )
+    assert found.summary["status"] == ("ok" if behaviour == "ok" else "killed")
+    assert found.exit_code == exit_code

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from streambp.bench import paper
 from streambp.bench.folders import TIMELINE_NAME
@@ -15,13 +15,21 @@ _MAX_TIMELINE_POINTS = 300  # per category: W&B draws tables of up to 10,000 row
 
 
 @dataclass(frozen=True)
+class Plot:
+    """How W&B draws a table: the function of `wandb.plot` and the columns that it takes."""
+
+    kind: Literal["line", "scatter", "bar"]
+    columns: dict[str, str]
+    title: str
+
+
+@dataclass(frozen=True)
 class RunTable:
-    """One table. `plot` says how W&B draws it beside: x, y and the column with a line each."""
+    """One table, and the plot beside it."""
 
     columns: tuple[str, ...]
     rows: list[list[Any]]
-    plot: tuple[str, str, str | None] | None = None
-    title: str = ""
+    plot: Plot
 
 
 def tables_of(record: RunRecord, folder: Path) -> dict[str, RunTable]:
@@ -46,18 +54,23 @@ def _samples(record: RunRecord) -> RunTable:
         if name.endswith("_s_samples")
         for index, value in enumerate(values or [])
     ]
-    return RunTable(("measure", "sample", "seconds"), rows)
+    axes = {"x": "sample", "y": "seconds", "stroke": "measure"}
+    return RunTable(
+        ("measure", "sample", "seconds"), rows, Plot("line", axes, "Raw time samples, seconds")
+    )
 
 
 def _timeline(folder: Path) -> RunTable:
     """Live bytes by category over the ops of one pass, thinned."""
     columns = ("op_index", "phase", "category", "live_bytes")
+    axes = {"x": "op_index", "y": "live_bytes", "stroke": "category"}
+    plot = Plot("line", axes, "Live bytes by category over one pass")
     try:
         values = json.loads((folder / TIMELINE_NAME).read_text(encoding="utf-8"))
         live, ops, phases = values["live_bytes"], values["op_index"], values["phase"]
         by_category = {**values["by_category_bytes"], "total": live}
     except (OSError, ValueError, KeyError, TypeError):
-        return RunTable(columns, [])
+        return RunTable(columns, [], plot)
     step = max(1, -(-len(live) // _MAX_TIMELINE_POINTS))
     kept = [
         max(range(first, min(first + step, len(live))), key=live.__getitem__)
@@ -69,8 +82,7 @@ def _timeline(folder: Path) -> RunTable:
         if max(column, default=0) > 0
         for i in kept
     ]
-    plot = ("op_index", "live_bytes", "category")
-    return RunTable(columns, rows, plot, "Live bytes by category over one pass")
+    return RunTable(columns, rows, plot)
 
 
 def _probes(record: RunRecord) -> RunTable:
@@ -81,9 +93,11 @@ def _probes(record: RunRecord) -> RunTable:
         [search.get("parameter"), i, p["value"], p["fits"], p.get("peak_bytes"), provenance]
         for i, p in enumerate(search.get("probes") or [])
     ]
-    return RunTable(columns, rows)
+    axes = {"x": "value", "y": "peak_bytes"}
+    return RunTable(columns, rows, Plot("scatter", axes, "Peak bytes of the values tried"))
 
 
 def _comparison(record: RunRecord) -> RunTable:
     rows = [[row[name] for name in paper.COLUMNS] for row in paper.comparison(record)]
-    return RunTable(paper.COLUMNS, rows)
+    axes = {"label": "cell", "value": "ratio"}
+    return RunTable(paper.COLUMNS, rows, Plot("bar", axes, "Ours / published"))

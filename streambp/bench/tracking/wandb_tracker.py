@@ -6,6 +6,7 @@ on W&B in any way: what goes wrong there is a warning.
 
 from __future__ import annotations
 
+import netrc
 import os
 import re
 import statistics
@@ -13,6 +14,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 from streambp.bench.config import TrackingConfig
 from streambp.bench.progress import Event
@@ -21,7 +23,9 @@ from streambp.bench.tracking.base import Tracker
 from streambp.bench.tracking.wandb_tables import tables_of
 
 MASK = "***"
-_SECRET_NAME = re.compile(r"(?i)(?:^|[^a-z])(?:api)?(?:key|token|password|passwd|secret)s?$")
+_SECRET_NAME = re.compile(
+    r"(?i)(?:^|[^a-z])(?:api)?(?:key|token|password|passwd|secret|credential)s?$"
+)
 _SECRET_VALUE = re.compile(
     r"(?:(?:sk|hf|ghp|gho|github_pat|xox[bap])[-_][A-Za-z0-9_-]{16,}|\b[0-9a-f]{40}\b|\bAKIA[0-9A-Z]{16}\b)"
 )
@@ -31,8 +35,8 @@ _NOT_SECRET = ("commit", "fingerprint")
 def masked(value: Any, name: str = "") -> Any:
     """`value` with everything that looks like a key replaced by `***`.
 
-    Looks at names (api_key, token, password), at values in the shape of known kinds of keys, and
-    at values equal to that of an environment variable with such a name.
+    Looks at names (api_key, token, password; also in "name=value"), at values in the shape of
+    known kinds of keys, and at values equal to that of an environment variable with such a name.
     """
     if isinstance(value, Mapping):
         return {key: masked(inner, str(key)) for key, inner in value.items()}
@@ -42,6 +46,9 @@ def masked(value: Any, name: str = "") -> Any:
         return value
     if _SECRET_NAME.search(name) and value:
         return MASK
+    assigned, separator, _ = value.partition("=")
+    if separator and _SECRET_NAME.search(assigned):
+        return f"{assigned}={MASK}"
     for secret in _environment_secrets():
         value = value.replace(secret, MASK)
     return _SECRET_VALUE.sub(MASK, value)
@@ -60,13 +67,20 @@ def mode(config: TrackingConfig) -> Literal["online", "offline", "disabled"]:
 
 
 def _has_key() -> bool:
+    """Whether `wandb login` (or the environment) left a key for the server that W&B would use."""
     if os.environ.get("WANDB_API_KEY"):
         return True
-    netrc = Path(os.environ.get("NETRC", "~/.netrc")).expanduser()
+    path = Path(os.environ.get("NETRC", "~/.netrc")).expanduser()
     try:
-        return "api.wandb.ai" in netrc.read_text(encoding="utf-8")
-    except OSError:
+        known = netrc.netrc(str(path)).hosts
+    except (OSError, netrc.NetrcParseError):
         return False
+    if not known:
+        return False
+    import wandb
+
+    server = urlsplit(wandb.setup().settings.base_url).netloc
+    return server in known or "api.wandb.ai" in known  # the second: written by older versions
 
 
 def summary(record: RunRecord) -> dict[str, Any]:
@@ -135,7 +149,11 @@ class WandbTracker(Tracker):
                     "overrides": record.overrides,
                 }
             ),
-            settings=wandb.Settings(console="off", silent=True, save_code=False),
+            # W&B's own description of the machine has the unmasked command line and the address
+            # of the git remote; the config above says as much without them.
+            settings=wandb.Settings(
+                console="off", silent=True, save_code=False, disable_git=True, x_disable_meta=True
+            ),
         )
 
     def _finish(self, record: RunRecord) -> None:
@@ -145,11 +163,9 @@ class WandbTracker(Tracker):
         for key, values in tables_of(record, self._folder).items():
             columns: list[str | int] = list(values.columns)
             table = wandb.Table(columns=columns, data=masked(values.rows))
-            self._run.log({key: table})
-            if values.plot:
-                x, y, stroke = values.plot
-                drawn = wandb.plot.line(table, x, y, stroke=stroke, title=values.title)
-                self._run.log({f"{key}_plot": drawn})
+            draw = getattr(wandb.plot, values.plot.kind)
+            drawn = draw(table, **values.plot.columns, title=values.plot.title)
+            self._run.log({key: table, f"{key}_plot": drawn})
         self._run.finish(exit_code=0 if record.status == "ok" else 1)
         self._run = None
 
