@@ -69,13 +69,8 @@ class Display:
         if outcome.skipped:
             text = f"  already there: {record.path}"
         elif record.status == "ok":
-            peak, both = peak_bytes(record), median_s(record, "forward_backward_time")
-            parts = [
-                f"peak {gib(peak)} GiB" if peak is not None else "",
-                f"forward+backward {seconds(both)} s" if both is not None else "",
-                f"{outcome.wall_time_s:.0f} s in all",
-            ]
-            text = f"  {', '.join(filter(None, parts))}  {record.path}"
+            parts = [*_results(record), f"{outcome.wall_time_s:.0f} s in all"]
+            text = f"  {', '.join(parts)}  {record.path}"
         else:
             text = f"  {record.status_detail}  (log: {outcome.folder / LOG_NAME})"
         self._console.print(text, markup=False, soft_wrap=True)
@@ -104,6 +99,7 @@ class Display:
             self._console.print(line, markup=False, soft_wrap=True)
 
     def _plot(self, records: Sequence[RunRecord]) -> None:
+        records = [record for record in records if not record.search]
         if sum(peak_bytes(record) is not None for record in records) < 2:
             return
         from streambp.bench.quickplot import save_plot
@@ -112,6 +108,24 @@ class Display:
         assert folder is not None
         path = save_plot(records, folder.parent.parent / "memory_time.png")
         self._console.print(f"plot: {path}", markup=False, soft_wrap=True)
+
+
+def _results(record: RunRecord) -> list[str]:
+    """The numbers of a run in words; how they came to be, unless they were measured."""
+    if record.search:
+        return [str(record.search["message"])]
+    peak, both = peak_bytes(record), median_s(record, "forward_backward_time")
+    found = []
+    if peak is not None:
+        found.append(f"{_kind(record, 'memory')}peak {gib(peak)} GiB")
+    if both is not None:
+        found.append(f"{_kind(record, 'time')}forward+backward {seconds(both)} s")
+    return found
+
+
+def _kind(record: RunRecord, number: str) -> str:
+    kind = record.provenance.get(number)
+    return "" if kind in (None, "measured") else f"{kind} "
 
 
 def _where(event: Event) -> str:

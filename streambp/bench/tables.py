@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from rich.table import Table
@@ -45,6 +45,27 @@ def _losses(record: RunRecord) -> str:
     return " → ".join("-" if loss is None else f"{loss:.4f}" for loss in ends)
 
 
+def largest(record: RunRecord) -> str:
+    """What a maximum search found: the value, its limit where all fits, "nothing", or "-"."""
+    if not record.search:
+        return "-"
+    if record.search["outcome"] == "everything_fits":
+        return f"{record.search['largest']:,} or more"
+    return "nothing" if record.search["largest"] is None else f"{record.search['largest']:,}"
+
+
+#: Columns of numbers: header and text. A column in which no run has a value is left out.
+_COLUMNS: tuple[tuple[str, Callable[[RunRecord], str]], ...] = (
+    ("loss", _losses),
+    ("largest", largest),
+    ("peak\nGiB", lambda record: gib(peak_bytes(record))),
+    ("activations\nGiB", lambda record: gib((record.memory or {}).get("activation_peak_bytes"))),
+    ("forward\ns", lambda record: seconds(median_s(record, "forward_time"))),
+    ("backward\ns", lambda record: seconds(median_s(record, "backward_time"))),
+    ("both\ns", lambda record: seconds(median_s(record, "forward_backward_time"))),
+)
+
+
 def record_table(records: Sequence[RunRecord]) -> Table:
     """One row per run. What all runs share is in the title; what differs has a column."""
     shared, varying = _settings(records)
@@ -52,20 +73,18 @@ def record_table(records: Sequence[RunRecord]) -> Table:
     for name in varying:
         table.add_column(name)
     table.add_column("status")
-    table.add_column("loss")
-    for header in ("peak\nGiB", "activations\nGiB", "forward\ns", "backward\ns", "both\ns"):
-        table.add_column(header, justify="right")
-    for record in records:
-        memory = record.memory or {}
+    columns = [
+        (header, texts)
+        for header, text in _COLUMNS
+        if set(texts := [text(record) for record in records]) != {"-"}
+    ]
+    for header, _ in columns:
+        table.add_column(header, justify="left" if header == "loss" else "right")
+    for index, record in enumerate(records):
         table.add_row(
             *(str(_setting(record, name)) for name in varying),
             Text(record.status, style=_STATUS_STYLE[record.status]),
-            _losses(record),
-            gib(peak_bytes(record)),
-            gib(memory.get("activation_peak_bytes")),
-            seconds(median_s(record, "forward_time")),
-            seconds(median_s(record, "backward_time")),
-            seconds(median_s(record, "forward_backward_time")),
+            *(texts[index] for _, texts in columns),
         )
     table.caption = "\n".join(_caption(records))
     return table
@@ -76,6 +95,11 @@ _SETTINGS = ("model", "method", "seq_len", "batch_size", "tuning", "dtype", "dev
 
 def _setting(record: RunRecord, name: str) -> Any:
     value = record.config.get(name)
+    if record.search and name == record.search["parameter"]:
+        return "searched"
+    gpu = (record.memory or {}).get("gpu")
+    if name == "device" and gpu and isinstance(value, dict):
+        return f"{value['name']} {gpu['name']}"
     if not isinstance(value, dict):
         return value
     if name != "method":
@@ -106,7 +130,10 @@ def _caption(records: Sequence[RunRecord]) -> list[str]:
         kinds = sorted({str(p) for r in records if (p := r.provenance.get(number))})
         if kinds:
             lines.append(f"{number}: {', '.join(kinds)}")
-    lines.append("peak: of one training step; activations: what forward and backward add")
+    if any(record.search for record in records):
+        lines.append("largest: what fits; peak: there")
+    else:
+        lines.append("peak: of one training step; activations: what forward and backward add")
     agreement = loss_agreement(records)
     if agreement is not None:
         lines.append(f"largest relative difference of the methods' losses: {agreement:.1e}")

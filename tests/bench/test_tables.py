@@ -1,12 +1,16 @@
 """The terminal's table and the plot say what the records say."""
 
+import dataclasses
+
 import matplotlib.image
 import pytest
 from rich.console import Console
 
+from streambp.bench.display import Display
 from streambp.bench.quickplot import save_plot
 from streambp.bench.records import RunRecord
-from streambp.bench.tables import loss_agreement, median_s, peak_bytes, record_table
+from streambp.bench.runner import JobOutcome
+from streambp.bench.tables import largest, loss_agreement, median_s, peak_bytes, record_table
 
 
 def record(method, seq_len, *, status="ok", losses=(2.0, 1.0), **memory):
@@ -55,6 +59,43 @@ def test_table_shows_values_status_provenance_and_agreement():
     assert "oom" in text
     assert "memory: measured" in text
     assert "losses: 1.0e-09" in text
+
+
+def searched(method, largest, outcome="found"):
+    return dataclasses.replace(
+        record(method, 64),
+        time=None,
+        training=None,
+        search={"parameter": "seq_len", "outcome": outcome, "largest": largest, "message": "m"},
+    )
+
+
+def test_a_search_shows_its_answer_and_no_column_without_a_value():
+    text = shown([searched("standard", 4928), searched("streambp", None, "nothing_fits")])
+    assert "4,928" in text and "nothing" in text
+    assert "seq_len searched" in text
+    assert "forward" not in text and "loss" not in text
+    assert largest(searched("standard", 512, "everything_fits")) == "512 or more"
+    assert largest(record("standard", 1)) == "-"
+
+
+def test_the_gpu_of_a_simulated_run_is_named():
+    simulated = record("standard", 1, gpu={"name": "a800_80gb"})
+    simulated.config["device"] = {"name": "simulated"}
+    assert "simulated a800_80gb" in " ".join(shown([simulated]).split())
+
+
+def test_what_is_not_measured_is_said_beside_its_number(tmp_path, capsys):
+    simulated = dataclasses.replace(
+        record("standard", 1), provenance={"memory": "simulated", "time": "predicted"}
+    )
+    for one in (simulated, record("standard", 1), searched("standard", 8)):
+        one.path = tmp_path / "record.json"
+        Display((1, 3)).ended(JobOutcome(one, skipped=False, wall_time_s=1.0))
+    first, second, third = capsys.readouterr().out.splitlines()
+    assert "simulated peak 1.000 GiB, predicted forward+backward 2.000 s" in first
+    assert "  peak 1.000 GiB, forward+backward" in second
+    assert "  m, 1 s in all" in third
 
 
 def test_numbers():

@@ -5,11 +5,13 @@ from pathlib import Path
 
 import pytest
 
+from streambp.bench.config import RunConfig
+from streambp.bench.progress import Progress
 from streambp.published import load, source
 from streambp.sim.fidelity import settings
 from streambp.sim.fidelity.checks import evaluate
 from streambp.sim.fidelity.points import table8
-from streambp.sim.fidelity.report import compute, read, write
+from streambp.sim.fidelity.report import compute, read, run, write
 from streambp.sim.simulation import simulate
 
 REPORT = Path(__file__).parents[2] / "runs" / "reference" / "paper_fidelity"
@@ -71,6 +73,28 @@ def test_a_report_is_written_and_read_back(tmp_path):
     assert read(tmp_path) == [*changed, *points[1:]]
     text = (tmp_path / "report.md").read_text()
     assert "simulated" in text and "Assumptions" in text
+
+
+def test_a_run_prints_every_point_and_every_bound():
+    config = RunConfig.from_dict(
+        {
+            "model": {"name": "small", "config": {"model_type": "qwen3"}},
+            "method": {"name": "standard"},
+            "experiment": {
+                "name": "paper_fidelity",
+                "kind": "fidelity",
+                "options": {"tables": ["table8"]},
+            },
+        }
+    )
+    benchmark = run(config, Progress())["benchmark"]
+    assert len(benchmark["points"]) == 12
+    title, *lines, check, end = benchmark["summary"]
+    assert len(lines) == 12
+    assert all("published" in line and "simulated" in line and "%" in line for line in lines)
+    assert "simulated" in title
+    assert check.startswith("ok") and "table 8, worst error" in check and "at most 0.01" in check
+    assert end.startswith("1 of 1 bounds met, 12 points")
 
 
 def test_unknown_tables_are_refused():

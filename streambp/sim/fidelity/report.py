@@ -175,8 +175,13 @@ def run(config: RunConfig, progress: Progress) -> dict[str, Any]:
     """
     started = time.monotonic()
     options = config.experiment.options
+
+    def on_point(point: Point) -> None:
+        progress.phase(f"{point.table} {point.model} {point.method} {point.x}")
+        print(point_line(point), flush=True)  # into run.log
+
     progress.phase("fidelity")
-    points = compute(options.get("tables"), lambda point: progress.message(point_line(point)))
+    points = compute(options.get("tables"), on_point)
     checks = evaluate(points)
     if options.get("write_to"):
         write(Path(options["write_to"]), points)
@@ -184,6 +189,7 @@ def run(config: RunConfig, progress: Progress) -> dict[str, Any]:
         "benchmark": {
             "summary": [
                 "published (A800-80GB) and simulated memory",
+                *map(point_line, points),
                 *map(check_line, checks),
                 f"{sum(c.ok for c in checks)} of {len(checks)} bounds met, "
                 f"{len(points)} points in {time.monotonic() - started:.0f} s",
