@@ -106,8 +106,12 @@ class Display:
 
         folder = records[0].path
         assert folder is not None
-        path = save_plot(records, folder.parent.parent / "memory_time.png")
-        self._console.print(f"plot: {path}", markup=False, soft_wrap=True)
+        target = folder.parent.parent / "memory_time.png"
+        try:
+            said = f"plot: {save_plot(records, target)}"
+        except OSError as error:  # the records are there; a full disk costs the picture only
+            said = f"no plot: cannot write {target} ({error.strerror or error})"
+        self._console.print(said, markup=False, soft_wrap=True)
 
 
 def _results(record: RunRecord) -> list[str]:
