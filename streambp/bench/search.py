@@ -98,14 +98,20 @@ def find_max(
     return result(FOUND, fitting, failing)
 
 
+#: How many times the largest fitting value is tried next at most.
+_FARTHEST = 16
+
+
 def _next(
     probes: Mapping[int, Probe], fitting: int, failing: int, last: int, budget_bytes: int | None
 ) -> int:
     """The next multiple to try, strictly inside the bracket."""
-    guess = None if budget_bytes is None else _secant(probes, fitting, failing, budget_bytes)
-    if guess is None:
-        open_above = failing > last
-        guess = fitting * 2 if open_above and fitting else (fitting + failing) // 2
+    guess = 0 if budget_bytes is None else _secant(probes, fitting, failing, budget_bytes) or 0
+    if failing > last and fitting > 0:  # nothing failed yet
+        # Small values may share a peak that hardly depends on them: not a line to follow far.
+        guess = min(guess, _FARTHEST * fitting) if guess > fitting else fitting * 2
+    elif not fitting < guess < failing:
+        guess = (fitting + failing) // 2
     return min(max(guess, fitting + 1), failing - 1)
 
 

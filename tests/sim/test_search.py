@@ -72,6 +72,19 @@ def test_a_stepped_peak_does_not_stall_the_secant():
     assert len(log) < 60
 
 
+def test_a_peak_that_hardly_grows_at_first_is_not_followed_to_the_limit():
+    log: list[int] = []
+    found = find_max(
+        prober(lambda v: max(50_000_000 + v, 1_000_000 * v), 80_000_000, log=log),
+        budget_bytes=80_000_000,
+        step=1,
+        start=1,
+        limit=2**22,
+    )
+    assert found.largest == 80
+    assert max(log) < 1000 and len(log) < 15
+
+
 def test_nothing_fits_and_everything_fits_are_said():
     nothing = find_max(prober(lambda v: 10, 5), budget_bytes=5, step=8, start=100, limit=1000)
     assert (nothing.outcome, nothing.largest, nothing.smallest_failing) == (NOTHING_FITS, None, 8)
