@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from analysis.load import records, sound
@@ -27,15 +28,35 @@ def main(
     parser.add_argument("runs", nargs="*", default=["runs"], help="folders with records")
     parser.add_argument("-o", "--out", type=Path, default=out, help=f"where to write ({out})")
     options = parser.parse_args(arguments)
+    skipped: list[str] = []
     try:
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
+        with _said(skipped):
             found = sound(records(*options.runs))
-        skipped = [str(one.message) for one in caught if str(one.message).startswith("skipped ")]
-        for text in skipped:
-            print(f"warning: {text}", file=sys.stderr)
-        print(work(found, options.out, skipped))
+        with _said([]):
+            print(work(found, options.out, skipped))
     except OSError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0
+
+
+def files_line(files: Sequence[Path], out: Path, found: Sequence[RunRecord]) -> str:
+    """What was written, or that there was nothing to write."""
+    if files:
+        return f"{len(files)} files in {out}, from {len(found)} records"
+    return (
+        f"nothing to write: none of {len(found)} records is of an experiment of the paper. "
+        "Fix: python run.py -m experiment=bp_memory_figure"
+    )
+
+
+@contextmanager
+def _said(skipped: list[str]) -> Iterator[None]:
+    """Print the warnings about files that were skipped, a line each, and add them to `skipped`."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield
+    found = [str(one.message) for one in caught if str(one.message).startswith("skipped ")]
+    for text in found:
+        print(f"warning: {text}", file=sys.stderr)
+    skipped += found

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from matplotlib.figure import Figure
 from analysis import style
 from analysis.captions import caption
 from analysis.load import GIB, frame, timeline, variant
+from streambp.bench.folders import TIMELINE_NAME
 from streambp.bench.records import RecordError, RunRecord
 
 _SHARE = 0.004  # categories that never reach this share of the peak are drawn as "other"
@@ -33,6 +35,18 @@ def timeline_figure(record: RunRecord) -> Figure:
         FileNotFoundError, ValueError: see `analysis.load.timeline`.
     """
     return timelines_figure([record])
+
+
+def timeline_figures(found: Iterable[RunRecord]) -> Iterator[tuple[RunRecord, Figure]]:
+    """Each run that stored a timeline, and its figure; a file that is none is skipped with a
+    warning that names it."""
+    for record in found:
+        if record.path is None or not (record.path.parent / TIMELINE_NAME).exists():
+            continue
+        try:
+            yield record, timeline_figure(record)
+        except ValueError as error:
+            warnings.warn(f"skipped {error}")
 
 
 def timelines_figure(found: Sequence[RunRecord]) -> Figure:

@@ -13,7 +13,7 @@ from streambp.bench.records import RunRecord
 
 def main(arguments: Sequence[str] | None = None) -> int:
     def work(found: Sequence[RunRecord], out: Path, skipped: Sequence[str]) -> str:
-        return f"{len(write(found, out))} files in {out}, from {len(found)} records"
+        return command.files_line(write(found, out), out, found)
 
     return command.main(
         arguments,

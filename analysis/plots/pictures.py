@@ -16,9 +16,8 @@ from analysis.plots.longest import max_seq_len
 from analysis.plots.memory import memory
 from analysis.plots.parts import Drawn
 from analysis.plots.timing import batch, time
-from analysis.timeline import timeline_figure
+from analysis.timeline import timeline_figures
 from streambp.bench import paper
-from streambp.bench.folders import TIMELINE_NAME
 from streambp.bench.records import RunRecord
 
 _Builder = Callable[[pd.DataFrame, Context], list[Drawn]]
@@ -72,8 +71,6 @@ def write(found: Sequence[RunRecord], out: Path) -> list[Path]:
     for experiment in paper.EXPERIMENTS:
         for picture in plots(found, experiment):
             files += style.save(picture.figure, out / picture.name)
-    for record in found:
-        if record.path is not None and (record.path.parent / TIMELINE_NAME).exists():
-            figure = timeline_figure(record)
-            files += style.save(figure, out / f"timeline_{record.job}")
+    for record, figure in timeline_figures(found):
+        files += style.save(figure, out / f"timeline_{record.job}")
     return files

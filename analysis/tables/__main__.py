@@ -17,7 +17,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for path in files:
             if path.suffix == ".md":
                 print(path.read_text(encoding="utf-8"))
-        return f"{len(files)} files in {out}, from {len(found)} records"
+        return command.files_line(files, out, found)
 
     return command.main(
         arguments,

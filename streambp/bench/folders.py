@@ -72,29 +72,34 @@ def claim(
     fingerprint: str,
     *,
     force: bool,
-    on_wait: Callable[[Path], None] = lambda folder: None,
+    on_message: Callable[[str], None] = lambda text: None,
 ) -> Claim | RunRecord:
     """A fresh folder for the run, or the finished record of an identical one.
 
     Folders of attempts are `<job>`, `<job>-2`, `<job>-3`, ... Waits while another process has the
-    same run in progress, unless `force`. `on_wait` is called once with that folder.
+    same run in progress, unless `force`. `on_message` gets what a person should know: that, and
+    files that are no records and stay as they are.
 
     Raises:
         RunsFolderError: the folder cannot be written.
     """
-    waited = False
+    told: set[str] = set()
+
+    def tell(text: str) -> None:
+        if text not in told:
+            told.add(text)
+            on_message(text)
+
     try:
         experiment.mkdir(parents=True, exist_ok=True)
         while True:
             with _locked(experiment / _LOCK_NAME):
-                found = _existing(experiment, job, fingerprint)
+                found = _existing(experiment, job, fingerprint, tell)
                 if isinstance(found, RunRecord) and not force:
                     return found
                 if force or not isinstance(found, Path):
                     return _create(experiment, job)
-            if not waited:
-                on_wait(found)
-                waited = True
+            tell(f"waiting for the process that runs {found}")
             time.sleep(_WAIT_S)
     except OSError as error:
         raise RunsFolderError(experiment, error) from error
@@ -120,15 +125,21 @@ def close_abandoned(experiment: Path) -> None:
                 _close_abandoned(draft.parent)
 
 
-def _existing(experiment: Path, job: str, fingerprint: str) -> RunRecord | Path | None:
-    """The finished record among the attempts, else the folder of one in progress, else None."""
+def _existing(
+    experiment: Path, job: str, fingerprint: str, tell: Callable[[str], None]
+) -> RunRecord | Path | None:
+    """The finished record among the attempts, else the folder of one in progress, else None.
+
+    `tell` gets the name of what is no record of this schema.
+    """
     in_progress: Path | None = None
     for folder in attempts(experiment, job):
         if (folder / RECORD_NAME).exists():
             try:
                 record = RunRecord.load(folder)
-            except RecordError:
-                continue  # foreign or damaged: left alone, the run is done again
+            except RecordError as error:  # foreign or damaged: left alone
+                tell(f"skipped {error}")
+                continue
             if record.finished and record.fingerprint == fingerprint:
                 return record
         elif not _close_abandoned(folder):

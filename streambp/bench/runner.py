@@ -67,9 +67,7 @@ def run_job(
         job,
         fingerprint,
         force=config.force,
-        on_wait=lambda folder: on_event(
-            {"event": "message", "text": f"waiting for the process that runs {folder}"}
-        ),
+        on_message=lambda text: on_event({"event": "warning", "text": text}),
     )
     if isinstance(claimed, RunRecord):
         return JobOutcome(claimed, skipped=True, wall_time_s=time.monotonic() - started)

@@ -8,6 +8,7 @@ from matplotlib.text import Text
 
 from analysis import plots, style, timeline
 from analysis.plots.__main__ import main
+from analysis.tables.__main__ import main as tables_main
 from streambp.bench import paper
 
 
@@ -138,3 +139,18 @@ def test_the_plots_command(timed, tmp_path):
     names = {path.stem for path in (tmp_path / "out").iterdir()}
     assert names == {"linear_example", *(f"timeline_{record.job}" for record in timed)}
     assert main([str(tmp_path / "nowhere")]) == 2
+
+
+def test_a_broken_timeline_is_skipped_by_name_and_the_rest_drawn(timed, tmp_path, capsys):
+    broken, whole = timed
+    (broken.path.parent / "timeline.json").write_text('{"live_bytes": [1]}')
+    assert main([str(tmp_path), "--out", str(tmp_path / "out")]) == 0
+    assert f"warning: skipped {broken.path.parent / 'timeline.json'}" in capsys.readouterr().err
+    assert {path.stem for path in (tmp_path / "out").iterdir()} == {f"timeline_{whole.job}"}
+
+
+def test_records_of_no_experiment_of_the_paper_are_said_to_be_none(tmp_path, capsys):
+    write_all(tmp_path / "runs", [make_record("default")])
+    for command in (main, tables_main):
+        assert command([str(tmp_path / "runs"), "--out", str(tmp_path / "out")]) == 0
+        assert "none of 1 records is of an experiment of the paper" in capsys.readouterr().out

@@ -110,10 +110,13 @@ def test_changed_code_runs_again(make_config, monkeypatch):
 def test_a_damaged_record_is_left_alone_and_the_run_done_again(make_config):
     first = run_job(make_config())
     (first.folder / "record.json").write_text("{")
-    again = run_job(make_config())
+    events = []
+    again = run_job(make_config(), on_event=events.append)
     assert not again.skipped
     assert again.folder != first.folder
     assert (first.folder / "record.json").read_text() == "{"
+    (said,) = (event["text"] for event in events if event["event"] == "warning")
+    assert said.startswith(f"skipped {first.folder / 'record.json'}: not a readable record")
 
 
 def test_the_folder_of_a_dead_process_gets_a_killed_record(make_config, monkeypatch):
@@ -162,11 +165,11 @@ def test_a_second_process_waits_for_the_same_run_and_takes_its_record(make_confi
     thread = threading.Thread(target=finish)
     thread.start()
     second = folders.claim(
-        Path(make_config().runs_dir), "job", "f", force=False, on_wait=waited.append
+        Path(make_config().runs_dir), "job", "f", force=False, on_message=waited.append
     )
     thread.join()
     assert second.run_id == "first"
-    assert waited == [first.folder]
+    assert waited == [f"waiting for the process that runs {first.folder}"]
 
 
 def test_claims_at_the_same_moment_never_share_a_folder(tmp_path):
