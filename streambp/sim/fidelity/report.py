@@ -164,7 +164,8 @@ def _streamed_settings(points: Sequence[Point]) -> str:
         return ""
     return (
         f" streambp runs with the paper's chunk sizes {PAPER_CHUNKS} (figure3_maxima_best: "
-        f"{BEST_CHUNKS}), gradients resident, no mask."
+        f"{BEST_CHUNKS}), gradients resident, no mask. Its `recompute_head` and `split_sums` need "
+        "less memory than its defaults and more time."
     )
 
 
