@@ -10,6 +10,10 @@ from omegaconf import OmegaConf
 
 from streambp.bench import paper
 from streambp.bench.config import RunConfig
+from streambp.bench.methods import method_named
+from streambp.published import load
+from streambp.sim.fidelity import settings
+from streambp.sim.record import workload_of
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
 
@@ -78,3 +82,24 @@ def test_table_3_covers_the_published_sft_rows():
         for cell in paper.cells()
         if cell.experiment == "max_seq_len_table" and cell.objective == "sft"
     }
+
+
+def test_the_maxima_of_figure_3_are_searched_as_the_fidelity_report_does():
+    _, sweeper = composed("figure3_maxima")
+    found = set()
+    for job in itertools.chain.from_iterable(map(jobs, sweeper["grids"])):
+        values, _ = composed("figure3_maxima", *job)
+        config = RunConfig.from_hydra(values)
+        cell = (config.model.name, config.tuning.name, config.method.name)
+        found.add(cell)
+        assert config.search is not None and config.search["name"] == "max_seq_len"
+        ours, theirs = workload_of(config), settings.workload(*cell, config.seq_len)
+        options = method_named(ours.method).resolve(theirs.method_options)
+        assert ours.method_options == options
+        assert ours.tuning.rank == theirs.tuning.rank
+        for name in ("model", "gpu", "assumptions", "optimizer", "dtype", "batch_size"):
+            assert getattr(ours, name) == getattr(theirs, name), name
+    rows = load("bp_memory_figure")
+    methods = ("standard", "checkpointing", "streambp")
+    assert found == {(r["model"], r["tuning"], r["method"]) for r in rows if r["method"] in methods}
+    assert len(found) == 9
