@@ -27,20 +27,48 @@ KEY_BLOCK = 8192  # keys a backward kernel sees at once: bounds its temporaries,
 Tensor = torch.Tensor
 
 
+class KeptAttention:
+    """One layer's attention output (B, H, T, E') and log-sum-exp (B, H, T), filled by chunks.
+
+    In memory the output lies as (B, T, H, E'), which is how the layer goes on with it.
+    """
+
+    def __init__(self, length: int, out: Tensor | None = None, lse: Tensor | None = None) -> None:
+        self._length = length
+        self.out, self.lse = out, lse
+
+    def store(self, chunk: Chunk, out: Tensor, lse: Tensor) -> None:
+        """Keep a chunk's output (B, H, C, E') and log-sum-exp (B, H, C)."""
+        if self.out is None or self.lse is None:
+            batch, heads, _, dim = out.shape
+            whole = out.new_empty(batch, self._length, heads, dim)
+            self.out = label(whole, "saved_attention").transpose(1, 2)
+            self.lse = label(lse.new_empty(batch, heads, self._length), "saved_attention")
+        self.out[:, :, chunk.start : chunk.end] = out
+        self.lse[:, :, chunk.start : chunk.end] = lse
+
+    def of(self, chunk: Chunk) -> tuple[Tensor, Tensor] | None:
+        """What `store` was given for the chunk, or `None`."""
+        if self.out is None or self.lse is None:
+            return None
+        span = slice(chunk.start, chunk.end)
+        # Detached, because the output becomes that of a function with a graph of its own.
+        return self.out[:, :, span].detach(), self.lse[:, :, span].contiguous()
+
+
 @dataclass(kw_only=True)
 class ChunkView:
     """What the attention of one chunk needs besides its query. Travels as `attention_mask`.
 
-    saved: (output (B, H, C, E), log-sum-exp (B, H, C)) of an earlier pass, or `None`.
-    keep: store this pass's output and log-sum-exp in `saved`.
+    kept: where a pass without gradients stores its output, and one with them finds it; `None`
+    computes it each time.
     """
 
     kv: KVStream
     chunk: Chunk
     blocks: list[Block]
     mask: ChunkMask | None
-    saved: tuple[Tensor, Tensor] | None = None
-    keep: bool = False
+    kept: KeptAttention | None = None
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -233,9 +261,8 @@ class PrefixAttention(torch.autograd.Function):
     def forward(
         ctx: Any, q: Tensor, key: Tensor, value: Tensor, view: ChunkView, scoring: Scoring
     ) -> Tensor:
-        out, lse = view.saved if view.saved is not None else attend(q, view, scoring)
-        if view.saved is not None:
-            out = out.detach()  # as an output the saved tensor would refer to its own graph
+        saved = None if view.kept is None else view.kept.of(view.chunk)
+        out, lse = attend(q, view, scoring) if saved is None else saved
         ctx.save_for_backward(q, out, lse)
         ctx.view, ctx.scoring, ctx.dtypes = view, scoring, (key.dtype, value.dtype)
         return out
@@ -287,8 +314,8 @@ def attention_forward(
         out = PrefixAttention.apply(query, key, value, view, scoring)
     else:
         out, lse = attend(query, view, scoring)
-        if view.keep:
-            view.saved = (label(out, "saved_attention"), label(lse, "saved_attention"))
+        if view.kept is not None:
+            view.kept.store(view.chunk, out, lse)
     return out.transpose(1, 2).contiguous(), None
 
 

@@ -211,15 +211,18 @@ class StreamedLogProbs(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, call: HeadCall, hidden: Tensor, *params: Tensor) -> Tensor:
         rows = hidden.flatten(0, -2)
-        parts = []
+        out = rows.new_zeros(0)
         for chunk in call.chunks:
             log_probs = call.log_softmax(call.program(rows[chunk.start : chunk.end]))
             index, counts = call.targets(chunk)
-            parts.append(log_probs.gather(-1, index).squeeze(-1).where(counts, 0))
+            if chunk.start == 0:
+                out = log_probs.new_empty(len(rows))
+            picked = log_probs.gather(-1, index).squeeze(-1)
+            out[chunk.start : chunk.end] = picked.where(counts, 0)
         ctx.save_for_backward(hidden)
         ctx.call, ctx.params = call, params
         ctx.autocast = replay.autocast_state(hidden.device.type)
-        return torch.cat(parts) if parts else rows.new_zeros(0)
+        return out
 
     @staticmethod
     @once_differentiable

@@ -19,7 +19,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from streambp import attention, replay
-from streambp.attention import ChunkView
+from streambp.attention import ChunkView, KeptAttention
 from streambp.buffers import own, reusable
 from streambp.chunks import Chunk
 from streambp.gradients import (
@@ -183,15 +183,13 @@ class StreamedLayer(torch.autograd.Function):
         kv = KVStream(call.length)
         random = replay.RandomStates(x)
         out: Tensor | None = None
-        kept: list[tuple[Tensor, Tensor]] = []
+        kept = KeptAttention(call.length) if call.keep_attention else None
         with call.streaming():
             for index, chunk in enumerate(call.chunks):
                 random.before_chunk()
                 view = call.view(index, kv)
-                view.keep = call.keep_attention
+                view.kept = kept
                 part = _guessing(call, x[:, chunk.start : chunk.end], view, params)
-                if view.saved is not None:
-                    kept.append(view.saved)
                 if len(call.chunks) == 1:
                     out = part
                     break
@@ -200,7 +198,8 @@ class StreamedLayer(torch.autograd.Function):
                 out[:, chunk.start : chunk.end] = part
         assert out is not None
         keys = (kv.keys, kv.values) if call.keep_kv else (None, None)
-        ctx.save_for_backward(label(x, "saved_inputs"), *keys, *(t for pair in kept for t in pair))
+        attended = (None, None) if kept is None else (kept.out, kept.lse)
+        ctx.save_for_backward(label(x, "saved_inputs"), *keys, *attended)
         ctx.call, ctx.params = call, params
         ctx.random = random.finish()
         ctx.autocast = replay.autocast_state(x.device.type)
@@ -209,8 +208,9 @@ class StreamedLayer(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, keys, values, *kept = ctx.saved_tensors
+        x, keys, values, *attended = ctx.saved_tensors
         call: LayerCall = ctx.call
+        kept = KeptAttention(call.length, *attended)
         kv = KVStream(call.length)
         kv.keys, kv.values = keys, values
         need_x = ctx.needs_input_grad[1]
@@ -235,8 +235,7 @@ class StreamedLayer(torch.autograd.Function):
                 # The last chunk runs first and brings its own keys: they need no collecting.
                 kv.mode = "write" if index == last and not stored else "read"
                 view = call.view(index, kv)
-                if kept:
-                    view.saved = (kept[2 * index], kept[2 * index + 1])
+                view.kept = kept
                 chunk_x = x[:, view.span].detach().requires_grad_(need_x)
                 with torch.enable_grad(), replay.autocast(ctx.autocast):
                     out = _run_again(call, chunk_x, view, sums, random, index)

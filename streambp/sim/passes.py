@@ -120,9 +120,6 @@ def _fewer_chunks(
         if costs is not None:
             costs.weight = weight
 
-    if workload.method_options.get("keep_attention"):
-        # A tensor per chunk is kept: leaving chunks out would leave it out.
-        return contextlib.nullcontext()
     return shortened(_window(workload), weigh)
 
 

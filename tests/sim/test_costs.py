@@ -9,9 +9,12 @@ from simtools import small_model, small_workload
 from streambp import split_sum
 from streambp.sim.costs import CostCounter, attention_pairs
 from streambp.sim.fake import fake_mode
+from streambp.sim.fidelity.settings import model_named
 from streambp.sim.gpus import gpu_named
 from streambp.sim.passes import run_pass
 from streambp.sim.roofline import Roofline
+from streambp.sim.simulation import simulate
+from streambp.sim.workload import Workload
 
 T, D, F, V, L = 150, 64, 208, 997, 2
 H, K, E = 4, 2, 16
@@ -74,10 +77,10 @@ def test_kept_attention_is_not_computed_twice():
     assert kept["matmul", "recompute"] < plain["matmul", "recompute"]
 
 
-@pytest.mark.parametrize("saving", [False, True])
-def test_shortened_loops_count_all_chunks(saving, monkeypatch):
+@pytest.mark.parametrize("switches", [(), ("recompute_head", "split_sums"), ("keep_attention",)])
+def test_shortened_loops_count_all_chunks(switches, monkeypatch):
     monkeypatch.setattr(split_sum, "BLOCK_ELEMENTS", 1800)  # a loop of blocks in one of chunks
-    options = {**CHUNKS, "recompute_head": saving, "split_sums": saving}
+    options = {**CHUNKS, **dict.fromkeys(switches, True)}
     workload = small_workload("streambp", model=small_model(1), seq_len=320, method_options=options)
     counts = []
     for all_chunks in (False, True):
@@ -109,3 +112,24 @@ def test_a_faster_gpu_is_predicted_faster():
     assert fast.op_time_s(*arguments) < slow.op_time_s(*arguments)
     halved = dataclasses.replace(fast, matmul_efficiency=fast.matmul_efficiency / 2)
     assert halved.op_time_s(*arguments) == pytest.approx(2 * fast.op_time_s(*arguments))
+
+
+@pytest.mark.parametrize("gpu", ["a800_80gb", "h200_141gb"])
+def test_predicted_times_of_a_large_model_are_near_its_flops_at_the_peak_rate(gpu):
+    roofline = Roofline(gpu=gpu_named(gpu))
+    rate = roofline.gpu.peak_bf16_flops_per_s
+    efficiency = {"matmul": roofline.matmul_efficiency, "attention": roofline.attention_efficiency}
+    times = {}
+    for method in ("checkpointing", "streambp"):
+        workload = Workload(
+            model=model_named("qwen3_8b"), method=method, seq_len=32768, gpu=roofline.gpu
+        )
+        costs = simulate(workload, roofline=roofline).costs
+        computing = sum(
+            flops / (rate * efficiency[key.kind])
+            for key, flops in costs.flops.items()
+            if key.kind in efficiency
+        )
+        times[method] = sum(costs.time_s.values())
+        assert computing < times[method] < 1.6 * computing
+    assert times["checkpointing"] < times["streambp"] < 1.4 * times["checkpointing"]

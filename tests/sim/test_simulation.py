@@ -79,7 +79,14 @@ def test_two_short_depths_give_the_full_depth_to_the_byte(name):
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"keep_kv": True}, {"recompute_head": True}, {"split_sums": True}]
+    "options",
+    [
+        {},
+        {"keep_kv": True},
+        {"keep_attention": True},
+        {"recompute_head": True},
+        {"split_sums": True},
+    ],
 )
 def test_few_chunks_give_all_chunks_to_the_byte(options, monkeypatch):
     monkeypatch.setattr(split_sum, "BLOCK_ELEMENTS", 1800)
