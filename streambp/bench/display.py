@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.markup import escape
 
+from streambp.bench.answer import answer_lines, answer_table, has_answer
 from streambp.bench.config import RunConfig
-from streambp.bench.folders import LOG_NAME
+from streambp.bench.folders import LOG_NAME, TIMELINE_NAME
 from streambp.bench.progress import Event
 from streambp.bench.records import RunRecord
 from streambp.bench.tables import gib, median_s, peak_bytes, record_table, seconds
@@ -84,9 +85,29 @@ class Display:
             for line in record.benchmark["summary"] if record.benchmark else ():
                 self._console.print(line, markup=False, soft_wrap=True)
         runs = [record for record in records if not record.benchmark]
-        if runs:
+        if self._job is None and len(runs) == 1 and has_answer(runs[0]):
+            self._answer(runs[0])
+        elif runs:
             self._console.print(record_table(runs))
             self._plot(runs)
+
+    def _answer(self, record: RunRecord) -> None:
+        """All that one simulated run says, and its timeline as a picture."""
+        self._console.print(answer_table(record))
+        for line in answer_lines(record):
+            self._console.print(line, markup=False, soft_wrap=True)
+        assert record.path is not None
+        picture = record.path.with_name("timeline.png")
+        if not record.path.with_name(TIMELINE_NAME).exists():
+            return
+        from analysis.timeline import timeline_figure
+
+        try:
+            timeline_figure(record).savefig(picture, dpi=150)
+            said = f"timeline (simulated): {picture}, {TIMELINE_NAME} beside it"
+        except OSError as error:
+            said = f"no picture: cannot write {picture} ({error.strerror or error})"
+        self._console.print(said, markup=False, soft_wrap=True)
 
     def failures(self, failed: Sequence[tuple[Sequence[str], str, Any, Path | None]]) -> None:
         """Every job that is not ok: its status, overrides, reason and log."""

@@ -8,8 +8,9 @@ streams, other libraries and the driver's own rounding are left out; allocated b
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 _MIB = 2**20
 _SMALL_MAX = _MIB  # requests up to this come from the pool of small segments
@@ -233,15 +234,20 @@ class CachingAllocator:
 
 
 def replay(
-    events: Iterable[tuple[int, int]],
+    events: Iterable[Sequence[Any]],
     *,
     capacity_bytes: int | None = None,
     expandable: bool = False,
 ) -> Replay:
-    """Run `(id, +bytes)` and `(id, -bytes)` events through the allocator until memory runs out."""
+    """Run `(id, +bytes)` and `(id, -bytes)` events through the allocator until memory runs out.
+
+    Whatever else an event holds is not looked at; one of 0 bytes changes nothing.
+    """
     allocator = CachingAllocator(capacity_bytes, expandable=expandable)
     oom_event = None
-    for index, (event_id, num_bytes) in enumerate(events):
+    for index, (event_id, num_bytes, *_) in enumerate(events):
+        if num_bytes == 0:
+            continue
         if num_bytes < 0:
             allocator.free(event_id)
             continue

@@ -26,7 +26,7 @@ from streambp.sim.fake import explained, fake_mode, to_fake, without_data
 from streambp.sim.optimizer import allocate_states
 from streambp.sim.phases import PhaseMarker
 from streambp.sim.routing import UNROUTED, cuda_attention
-from streambp.sim.tracker import WORKSPACES, LiveTracker, Workspace, register_model
+from streambp.sim.tracker import WORKSPACES, Block, Event, LiveTracker, Workspace, register_model
 from streambp.sim.workload import Workload
 from streambp.sim.workspaces import ATTENTION_WORKSPACES, cublas_workspace_bytes
 
@@ -36,11 +36,16 @@ _KNOWN_ATTENTION = ("sdpa", "eager", "streambp")
 
 @dataclass(frozen=True, kw_only=True)
 class Pass:
-    """A measured pass. `tracker` holds the peaks by phase; `resident` what was alive before it."""
+    """A measured pass.
+
+    `tracker` holds the peaks by phase, `resident_by_category` what was alive before it. `blocks`:
+    what came and went, by phase, if recorded.
+    """
 
     tracker: LiveTracker
     resident_by_category: dict[str, int]
     costs: CostCounter | None
+    blocks: list[Block] | None
 
 
 def run_pass(
@@ -49,7 +54,6 @@ def run_pass(
     period: int = 1,
     costs: CostCounter | None = None,
     record_events: bool = False,
-    timeline: bool = False,
     all_chunks: bool = False,
 ) -> Pass:
     """Build the model, apply the method and run one step, all without storage.
@@ -61,6 +65,55 @@ def run_pass(
         SimulationError: an op that needs data, or attention the routing doesn't know.
         ValueError: what a real run of the same configuration would refuse.
     """
+    with _prepared(
+        workload, costs=costs, all_chunks=all_chunks, record_events=record_events
+    ) as ready:
+        resident = ready.tracker.live_by_category()
+        marker = PhaseMarker(ready.tracker, ready.model, period)
+        with marker.attached(), costs or contextlib.nullcontext():
+            step = forward_backward(
+                ready.model,
+                ready.batch,
+                workload.objective,
+                keep_outputs=workload.assumptions.outputs_kept,
+                around=_around(marker, costs),
+            )
+        blocks = ready.tracker.blocks
+        ready.tracker.phase = "end"
+        del step
+    return Pass(
+        tracker=ready.tracker,
+        resident_by_category=resident,
+        costs=costs,
+        blocks=None if blocks is None else [block for block in blocks if block.phase != "end"],
+    )
+
+
+def resident_events(workload: Workload) -> list[Event]:
+    """What `run_pass` allocates before its pass, the pass not run."""
+    with _prepared(workload, record_events=True) as ready:
+        return ready.tracker.events
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Ready:
+    """All that a pass needs, in memory."""
+
+    model: nn.Module
+    batch: dict[str, torch.Tensor]
+    kept: list[torch.Tensor]
+    tracker: LiveTracker
+
+
+@contextlib.contextmanager
+def _prepared(
+    workload: Workload,
+    *,
+    record_events: bool,
+    costs: CostCounter | None = None,
+    all_chunks: bool = False,
+) -> Iterator[_Ready]:
+    """The model with the method applied, its gradients, optimizer states and batch, tracked."""
     model = build(
         workload.model, dtype=workload.dtype, device="meta", seed=0, tuning=workload.tuning
     )
@@ -70,7 +123,6 @@ def run_pass(
         workspaces=_workspaces(workload),
         classify=_logits_of(model),
         record_events=record_events,
-        timeline=timeline,
     )
     mode = fake_mode()
     to_fake(model, mode)
@@ -85,19 +137,7 @@ def run_pass(
         with tracker, register_model(tracker, model):
             kept = _resident_tensors(workload, model, tracker)
             batch = _batch(workload, model, tracker)
-            resident = tracker.live_by_category()
-            marker = PhaseMarker(tracker, model, period)
-            with marker.attached(), costs or contextlib.nullcontext():
-                step = forward_backward(
-                    model,
-                    batch,
-                    workload.objective,
-                    keep_outputs=workload.assumptions.outputs_kept,
-                    around=_around(marker, costs),
-                )
-            tracker.phase = "end"
-    del kept, batch, step
-    return Pass(tracker=tracker, resident_by_category=resident, costs=costs)
+            yield _Ready(model=model, batch=batch, kept=kept, tracker=tracker)
 
 
 @contextlib.contextmanager
@@ -142,13 +182,16 @@ def _resident_tensors(
     workload: Workload, model: nn.Module, tracker: LiveTracker
 ) -> list[torch.Tensor]:
     """Allocate what else exists before the pass: optimizer states and cuBLAS workspaces."""
-    trainable = [p for p in model.parameters() if p.requires_grad]
+    trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
     state_dtype = workload.optimizer_state_dtype
-    kept = allocate_states(
-        trainable, workload.optimizer, torch_dtype(state_dtype) if state_dtype else None
+    states = allocate_states(
+        trainable.values(), workload.optimizer, torch_dtype(state_dtype) if state_dtype else None
     )
-    for state in kept:
-        tracker.register(state, "optimizer", "optimizer state")
+    kept = []
+    for name, states_of_one in zip(trainable, states, strict=False):  # none without an optimizer
+        for state in states_of_one:
+            tracker.register(state, "optimizer", name)
+            kept.append(state)
     if workload.gpu is not None and workload.assumptions.cublas_workspace:
         for num_bytes in cublas_workspace_bytes(workload.gpu.sm):
             workspace = torch.empty(num_bytes, dtype=torch.uint8)

@@ -10,15 +10,17 @@ from streambp.sim.allocator import replay
 from streambp.sim.costs import Costs
 from streambp.sim.errors import NothingFitsError
 from streambp.sim.gpus import Gpu, resolve_gpu
-from streambp.sim.passes import Pass, run_pass
+from streambp.sim.passes import run_pass
 from streambp.sim.roofline import Roofline
 from streambp.sim.settings import Assumptions, paper_assumptions
 from streambp.sim.simulation import Simulation, simulate
+from streambp.sim.timeline import timeline_of
+from streambp.sim.tracker import Block
 from streambp.sim.workload import Workload, depth_of
 
 GIB = 2**30
 _BASELINE = "checkpointing"
-#: The whole model is run for reserved memory if it has at most so many ops: a few seconds.
+#: A whole model of at most so many ops is run where short depths don't tell what all layers do.
 _WHOLE_MODEL_OPS = 60_000
 _NOT_SIMULATED = {
     "peak_rss_bytes": "simulated run: host memory is not used",
@@ -30,9 +32,9 @@ _NOT_SIMULATED = {
 def simulate_run(config: RunConfig) -> dict[str, Any]:
     """The record's sections of a simulated run: memory, time, flops, timeline, provenance, notes.
 
-    Peak, FLOPs and time come from the model at two short depths (see `simulate`). The whole model
-    runs as well, for reserved memory and the timeline, if that takes seconds or
-    `measure.timeline` asks for it. Gradient checkpointing of the same workload stands beside it.
+    Peak, FLOPs, time, and what came and went (for reserved memory and the timeline) are those of
+    the whole model, told from two short depths (see `simulate`). The same of gradient checkpointing
+    is under `beside` in each section.
 
     Raises:
         NothingFitsError: the budget is smaller than what exists before the first token.
@@ -42,30 +44,39 @@ def simulate_run(config: RunConfig) -> dict[str, Any]:
     assert workload.gpu is not None
     budget_bytes = budget_bytes_of(config, workload)
     roofline = Roofline(gpu=workload.gpu)
-    simulation = simulate(workload, roofline=roofline)
+    simulation = simulate(workload, roofline=roofline, record_events=True)
     if simulation.resident_bytes > budget_bytes:
         raise NothingFitsError(f"nothing fits: {resident_message(workload)}")
-    whole = None
-    if config.measure.timeline or simulation.num_ops <= _WHOLE_MODEL_OPS:
-        whole = _whole_pass(workload, timeline=config.measure.timeline)
-    assert simulation.costs is not None
-    sections: dict[str, Any] = {
-        "memory": _memory(workload, simulation, whole, budget_bytes),
-        "time": _time(simulation.costs),
-        "flops": _flops(simulation.costs),
-        "provenance": {"memory": "simulated", "time": "predicted", "flops": "simulated"},
-        "notes": _notes(workload, roofline),
-    }
+    blocks = _blocks(workload, simulation, whole=config.measure.timeline)
+    sections = _numbers(workload, simulation, blocks, budget_bytes)
     if workload.method != _BASELINE:
-        sections["memory"]["beside"] = _beside(config, budget_bytes)
-    if whole is not None and whole.tracker.timeline is not None:
+        baseline = workload_of(config.replace(method=MethodConfig(name=_BASELINE)))
+        other = simulate(baseline, roofline=roofline, record_events=True)
+        numbers = _numbers(baseline, other, _blocks(baseline, other), budget_bytes)
+        for name, values in numbers.items():
+            sections[name]["beside"] = {"method": _BASELINE, **values}
+    sections["provenance"] = {"memory": "simulated", "time": "predicted", "flops": "simulated"}
+    sections["notes"] = _notes(workload, roofline)
+    if blocks is not None:
         sections["timeline"] = {
-            **whole.tracker.timeline.to_dict(),
+            **timeline_of(blocks),
             "provenance": "simulated",
             "gpu": workload.gpu.name,
             "budget_bytes": budget_bytes,
         }
     return sections
+
+
+def _numbers(
+    workload: Workload, simulation: Simulation, blocks: list[Block] | None, budget_bytes: int
+) -> dict[str, Any]:
+    """The sections memory, time and flops of one simulated workload."""
+    assert simulation.costs is not None
+    return {
+        "memory": _memory(workload, simulation, blocks, budget_bytes),
+        "time": _time(simulation.costs),
+        "flops": _flops(simulation.costs),
+    }
 
 
 def workload_of(config: RunConfig) -> Workload:
@@ -113,25 +124,30 @@ def resident_message(workload: Workload) -> str:
 
 def memory_section(workload: Workload, budget_bytes: int) -> dict[str, Any]:
     """The record's memory section of one workload."""
-    simulation = simulate(workload)
-    whole = _whole_pass(workload) if simulation.num_ops <= _WHOLE_MODEL_OPS else None
-    return _memory(workload, simulation, whole, budget_bytes)
+    simulation = simulate(workload, record_events=True)
+    return _memory(workload, simulation, _blocks(workload, simulation), budget_bytes)
 
 
-def _whole_pass(workload: Workload, *, timeline: bool = False) -> Pass:
-    period = depth_of(workload.model).period
-    return run_pass(workload, period=period, record_events=True, timeline=timeline)
+def _blocks(
+    workload: Workload, simulation: Simulation, *, whole: bool = False
+) -> list[Block] | None:
+    """What came and went. Where short depths don't tell: of the whole model, if that takes seconds
+    or `whole` asks for it; else None."""
+    if simulation.blocks is None and (whole or simulation.num_ops <= _WHOLE_MODEL_OPS):
+        period = depth_of(workload.model).period
+        return run_pass(workload, period=period, record_events=True).blocks
+    return simulation.blocks
 
 
 def _memory(
-    workload: Workload, simulation: Simulation, whole: Pass | None, budget_bytes: int
+    workload: Workload, simulation: Simulation, blocks: list[Block] | None, budget_bytes: int
 ) -> dict[str, Any]:
     assert workload.gpu is not None
     resident = simulation.resident_by_category
     weights, gradients = resident.get("weights", 0), resident.get("gradients", 0)
     optimizer = resident.get("optimizer", 0)
     peak = simulation.peak_bytes
-    reserved, missing = _reserved(workload.gpu, whole)
+    reserved, missing = _reserved(workload.gpu, blocks)
     return {
         "peak_allocated_bytes": peak,
         **reserved,
@@ -162,7 +178,7 @@ def _memory(
     }
 
 
-def _reserved(gpu: Gpu, whole: Pass | None) -> tuple[dict[str, Any], dict[str, str]]:
+def _reserved(gpu: Gpu, blocks: list[Block] | None) -> tuple[dict[str, Any], dict[str, str]]:
     """Reserved bytes from the whole model's allocations, and why they are missing without."""
     names = (
         "peak_reserved_bytes",
@@ -170,11 +186,10 @@ def _reserved(gpu: Gpu, whole: Pass | None) -> tuple[dict[str, Any], dict[str, s
         "out_of_memory_at_event",
         "num_events",
     )
-    if whole is None:
+    if blocks is None:
         reason = "the whole model was not run: measure.timeline=true does"
         return dict.fromkeys(names), dict.fromkeys(names, reason)
-    events = whole.tracker.events
-    assert events is not None
+    events = [event for block in blocks for event in block.events]
     limited = replay(events, capacity_bytes=gpu.memory_bytes, expandable=True)
     missing = {}
     if limited.oom_event is None:
@@ -193,18 +208,6 @@ def _fit(peak_bytes: int, budget_bytes: int) -> dict[str, Any]:
         "budget_bytes": budget_bytes,
         "fits": peak_bytes <= budget_bytes,
         "headroom_bytes": budget_bytes - peak_bytes,
-    }
-
-
-def _beside(config: RunConfig, budget_bytes: int) -> dict[str, Any]:
-    """The same run under gradient checkpointing."""
-    baseline = simulate(workload_of(config.replace(method=MethodConfig(name=_BASELINE))))
-    return {
-        "method": _BASELINE,
-        "peak_allocated_bytes": baseline.peak_bytes,
-        "peak_phase": baseline.peak_phase,
-        "peak_by_category_bytes": baseline.by_category,
-        **_fit(baseline.peak_bytes, budget_bytes),
     }
 
 
@@ -229,10 +232,12 @@ def _flops(costs: Costs) -> dict[str, Any]:
 
 
 def _notes(workload: Workload, roofline: Roofline) -> list[str]:
+    assumed = ", ".join(f"{k} {v}".lower() for k, v in workload.assumptions.to_dict().items())
     return [
-        f"simulated, not measured: {workload.gpu.name if workload.gpu else 'cpu'}",
-        f"assumptions: {workload.assumptions.to_dict()}",
+        f"simulated, not measured: {roofline.gpu.name}",
+        f"assumptions: {assumed}",
         "optimizer states resident, its step is fused and needs no memory of its own",
-        f"predicted time is a roofline with stated efficiencies: {roofline.to_dict()}",
+        f"predicted time: {roofline}",
         "reserved bytes are a model of the caching allocator, uncertain by about 1 GiB",
+        "timeline: of the chunks in a loop, the first two and the last two are shown",
     ]

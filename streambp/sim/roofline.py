@@ -39,6 +39,20 @@ class Roofline:
         efficiency = self.attention_efficiency if kind == "attention" else self.matmul_efficiency
         return max(moving, flops / (peak * efficiency), self.launch_time_s)
 
+    def __str__(self) -> str:
+        """The stated assumptions in words."""
+        bf16, fp32 = (
+            f"{rate / 1e12:g}"
+            for rate in (self.gpu.peak_bf16_flops_per_s, self.gpu.peak_fp32_flops_per_s)
+        )
+        return (
+            f"a roofline of {self.gpu.name} with assumed efficiencies: "
+            f"{self.matmul_efficiency:.0%} of {bf16} TFLOP/s (fp32: {fp32}) in products and "
+            f"{self.attention_efficiency:.0%} in attention, {self.bandwidth_efficiency:.0%} of "
+            f"{self.gpu.bandwidth_bytes_per_s / 1e9:g} GB/s, at least "
+            f"{1e6 * self.launch_time_s:g} us for a kernel"
+        )
+
     def to_dict(self) -> dict[str, Any]:
         """The stated assumptions, as recorded."""
         values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}

@@ -8,12 +8,14 @@ wrong: which phase is the largest changes with depth.
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass, field
 
 from streambp.sim.costs import CostCounter, Costs
-from streambp.sim.passes import Pass, run_pass
+from streambp.sim.passes import Pass, resident_events, run_pass
 from streambp.sim.roofline import Roofline
-from streambp.sim.tracker import LiveTensor, Peak
+from streambp.sim.tracker import Block, LiveTensor, Peak
+from streambp.sim.unroll import unrolled
 from streambp.sim.workload import Workload, depth_of, with_num_layers
 
 
@@ -22,7 +24,8 @@ class Simulation:
     """Simulated memory of one forward and backward pass.
 
     `largest` lists the largest tensors alive at the peak; where the peak was extrapolated
-    (`num_layers_run` below the model's depth), those of the deeper of the two runs.
+    (`num_layers_run` below the model's depth), those of the deeper of the two runs. `blocks` holds
+    every allocation and release of the whole model, if asked for.
     """
 
     peak_bytes: int
@@ -35,6 +38,7 @@ class Simulation:
     num_layers_run: int
     num_ops: int  # of the whole model, loops over chunks shortened
     costs: Costs | None = None
+    blocks: list[Block] | None = None
 
     @property
     def resident_bytes(self) -> int:
@@ -43,11 +47,16 @@ class Simulation:
 
 
 def simulate(
-    workload: Workload, *, full: bool = False, roofline: Roofline | None = None
+    workload: Workload,
+    *,
+    full: bool = False,
+    roofline: Roofline | None = None,
+    record_events: bool = False,
 ) -> Simulation:
     """Simulate a workload's memory and, given a roofline, its FLOPs and predicted time.
 
     full: run every layer instead of extrapolating in depth; the answer is the same.
+    record_events: fill `blocks`; they stay None where the middle layers differ in what they do.
 
     Raises:
         SimulationError, ValueError: see `run_pass`.
@@ -55,18 +64,27 @@ def simulate(
     depth = depth_of(workload.model)
     pair = None if full else depth.short_pair()
 
-    def run(cell: Workload) -> Pass:
+    def run(cell: Workload, record_events: bool = record_events) -> Pass:
         costs = None if roofline is None else CostCounter(roofline)
-        return run_pass(cell, period=depth.period, costs=costs)
+        return run_pass(cell, period=depth.period, costs=costs, record_events=record_events)
 
     if pair is None:
         return _of_pass(run(workload), depth.num_layers)
-    shorter, longer = (
-        run(workload.replace(model=with_num_layers(workload.model, num_layers)))
-        for num_layers in pair
+    first, second = (
+        workload.replace(model=with_num_layers(workload.model, num_layers)) for num_layers in pair
     )
+    shorter, longer = run(first, record_events=False), run(second)
     num_steps = (depth.num_layers - pair[1]) // depth.period
-    return _extrapolated(shorter, longer, num_steps, pair[1])
+    simulation = _extrapolated(shorter, longer, num_steps, pair[1])
+    if longer.blocks is None:
+        return simulation
+    blocks = unrolled(
+        longer.blocks,
+        resident_events(workload),
+        num_layers=depth.num_layers,
+        period=depth.period,
+    )
+    return dataclasses.replace(simulation, blocks=blocks)
 
 
 def _of_pass(result: Pass, num_layers: int) -> Simulation:
@@ -83,6 +101,7 @@ def _of_pass(result: Pass, num_layers: int) -> Simulation:
         num_layers_run=num_layers,
         num_ops=tracker.num_ops,
         costs=None if result.costs is None else result.costs.totals(),
+        blocks=result.blocks,
     )
 
 

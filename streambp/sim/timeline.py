@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from streambp.sim.tracker import Block
 
 
 class Timeline:
@@ -34,13 +38,7 @@ class Timeline:
             {"op_index": [int], "phase": [str], "live_bytes": [int],
              "by_category_bytes": {category: [int]}}; the peak of the whole is always among them.
         """
-        if max_points < 1:
-            raise ValueError(f"max_points={max_points}: must be at least 1")
-        window = max(1, -(-len(self) // max_points))
-        kept = [
-            max(range(first, min(first + window, len(self))), key=self._live_bytes.__getitem__)
-            for first in range(0, len(self), window)
-        ]
+        kept = _highest(self._live_bytes, max_points)
         categories = sorted({name for i in kept for name in self._by_category[i]})
         return {
             "op_index": [self._op_index[i] for i in kept],
@@ -50,3 +48,39 @@ class Timeline:
                 name: [self._by_category[i].get(name, 0) for i in kept] for name in categories
             },
         }
+
+
+def timeline_of(blocks: Sequence[Block], max_points: int = 1000) -> dict[str, Any]:
+    """The timeline of recorded blocks, as `Timeline.to_dict` gives it."""
+    live_bytes, live = [], 0
+    for block in blocks:
+        for event in block.events:
+            live += event.num_bytes
+            live_bytes.append(live)
+    kept = iter([*_highest(live_bytes, max_points), None])
+    timeline, following, index = Timeline(), next(kept), -1
+    by_category: Counter[str] = Counter()
+    storages: dict[int, tuple[str, int]] = {}  # category and bytes
+    for block in blocks:
+        for event in block.events:
+            index += 1
+            category, num_bytes = storages.get(event.event_id, (event.category, 0))
+            by_category[category] -= num_bytes
+            num_bytes += event.num_bytes
+            by_category[event.category] += num_bytes
+            storages[event.event_id] = (event.category, num_bytes)
+            if index == following:
+                timeline.append(event.op_index, block.phase, live_bytes[index], by_category)
+                following = next(kept)
+    return timeline.to_dict(max_points)
+
+
+def _highest(values: Sequence[int], max_points: int) -> list[int]:
+    """Of each of at most `max_points` windows, the index of the highest value."""
+    if max_points < 1:
+        raise ValueError(f"max_points={max_points}: must be at least 1")
+    window = max(1, -(-len(values) // max_points))
+    return [
+        max(range(first, min(first + window, len(values))), key=values.__getitem__)
+        for first in range(0, len(values), window)
+    ]

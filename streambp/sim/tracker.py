@@ -21,6 +21,9 @@ ACTIVATIONS = "activations"
 #: Category of the bytes an op needs only while it runs.
 WORKSPACES = "workspaces"
 
+#: Under fake tensors a look at `tensor.device` is dispatched as an op.
+_DEVICE_OF = torch.ops.prim.device.default
+
 #: ``workspace(args, kwargs, out) -> bytes`` an op allocates and frees within its own call.
 Workspace = Callable[[tuple[Any, ...], dict[str, Any], Any], int]
 #: ``classify(tensor) -> category`` for tensors nobody registered, or None to leave it.
@@ -35,6 +38,24 @@ class LiveTensor(NamedTuple):
     shape: tuple[int, ...]
     dtype: str
     category: str
+
+
+class Event(NamedTuple):
+    """A change of live bytes: `num_bytes` came, went (negative), or changed category (0)."""
+
+    event_id: int  # of the storage or workspace
+    num_bytes: int
+    category: str
+    op_index: int
+
+
+@dataclass
+class Block:
+    """What happened from one assignment of `LiveTracker.phase` to the next."""
+
+    phase: str
+    first_op: int
+    events: list[Event] = field(default_factory=list)
 
 
 @dataclass
@@ -74,7 +95,7 @@ class LiveTracker(TorchDispatchMode):
         workspaces: op -> function giving the bytes the op needs during its call; a peak may consist
             of the live bytes plus such a workspace.
         classify: names the category of a tensor that no one else has named.
-        record_events: keep `(event_id, +bytes | -bytes)` for replaying an allocator.
+        record_events: keep every `Event`, for replaying an allocator, in `blocks`.
         timeline: keep the live bytes by category after every change.
         num_largest: how many tensors `peak_largest` lists.
 
@@ -96,7 +117,6 @@ class LiveTracker(TorchDispatchMode):
             raise ValueError(f"round_to={round_to}: must be at least 1 byte")
         self.live_bytes = 0
         self.peaks: dict[str, Peak] = {}
-        self.events: list[tuple[int, int]] | None = [] if record_events else None
         self.timeline: Timeline | None = Timeline() if timeline else None
         self.num_ops = 0
         self._round_to = round_to
@@ -108,6 +128,7 @@ class LiveTracker(TorchDispatchMode):
         self._next_event_id = 0
         self._op = ""
         self._phase = "start"
+        self.blocks: list[Block] | None = [Block(self._phase, 0)] if record_events else None
         self._peak = self.peaks.setdefault(self._phase, Peak())
         self._stale = False  # the current phase's peak has grown since its snapshot was taken
         self._stack: list[contextlib.ExitStack] = []
@@ -134,12 +155,20 @@ class LiveTracker(TorchDispatchMode):
 
     @phase.setter
     def phase(self, name: str) -> None:
+        if self.blocks is not None:
+            self.blocks.append(Block(name, self.num_ops))
         if name == self._phase:
             return
         self._snapshot()
         self._phase = name
         self._peak = self.peaks.setdefault(name, Peak())
         self._reach(self.live_bytes)
+
+    @property
+    def events(self) -> list[Event]:
+        """All events so far, in order. Only with `record_events`."""
+        assert self.blocks is not None
+        return [event for block in self.blocks for event in block.events]
 
     @property
     def peak_phase(self) -> str:
@@ -198,6 +227,7 @@ class LiveTracker(TorchDispatchMode):
             self._by_category[record.category] -= record.num_bytes
             self._by_category[category] = self._by_category.get(category, 0) + record.num_bytes
             record.category = category
+            self._record_change(record.event_id, 0, category)
         record.name = name or category
         if self._peak.live_bytes == self.live_bytes:
             self._stale = True  # the peak of this very moment is better described by the new name
@@ -210,6 +240,8 @@ class LiveTracker(TorchDispatchMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
+        if func is _DEVICE_OF:
+            return func(*args, **kwargs)
         self._op = func.__name__
         self.num_ops += 1
         out = func(*args, **kwargs)
@@ -253,14 +285,14 @@ class LiveTracker(TorchDispatchMode):
         self._by_category[record.category] = (
             self._by_category.get(record.category, 0) + record.num_bytes
         )
-        self._record_change(record.event_id, record.num_bytes)
+        self._record_change(record.event_id, record.num_bytes, record.category)
         self._reach(self.live_bytes)
 
     def _remove_bytes(self, record: _Record) -> None:
         self._snapshot()
         self.live_bytes -= record.num_bytes
         self._by_category[record.category] -= record.num_bytes
-        self._record_change(record.event_id, -record.num_bytes)
+        self._record_change(record.event_id, -record.num_bytes, record.category)
 
     def _use_workspace(self, num_bytes: int) -> None:
         num_bytes = self._rounded(num_bytes)
@@ -269,16 +301,18 @@ class LiveTracker(TorchDispatchMode):
         event_id = self._new_event_id()
         self._snapshot()
         self._by_category[WORKSPACES] = self._by_category.get(WORKSPACES, 0) + num_bytes
-        self._record_change(event_id, num_bytes, extra_bytes=num_bytes)
+        self._record_change(event_id, num_bytes, WORKSPACES, extra_bytes=num_bytes)
         self._reach(self.live_bytes + num_bytes)
         self._snapshot()
         self._by_category[WORKSPACES] -= num_bytes
-        self._record_change(event_id, -num_bytes)
+        self._record_change(event_id, -num_bytes, WORKSPACES)
 
-    def _record_change(self, event_id: int, num_bytes: int, extra_bytes: int = 0) -> None:
-        if self.events is not None:
-            self.events.append((event_id, num_bytes))
-        if self.timeline is not None:
+    def _record_change(
+        self, event_id: int, num_bytes: int, category: str, extra_bytes: int = 0
+    ) -> None:
+        if self.blocks is not None:
+            self.blocks[-1].events.append(Event(event_id, num_bytes, category, self.num_ops))
+        if self.timeline is not None and num_bytes:
             self.timeline.append(
                 self.num_ops, self._phase, self.live_bytes + extra_bytes, self._by_category
             )

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from streambp.bench.config import ModelConfig
 from streambp.sim.gpus import gpu_named
 from streambp.sim.settings import Assumptions
+from streambp.sim.tracker import Block, Event
 from streambp.sim.workload import Workload
 
 
@@ -38,3 +40,13 @@ def small_workload(method: str = "standard", **changes: Any) -> Workload:
         "assumptions": assumptions,
     }
     return Workload(**{**values, **changes})
+
+
+def told_apart(blocks: Sequence[Block]) -> list[tuple[str, Event]]:
+    """Every event with its phase, ids numbered by their first occurrence."""
+    ids: dict[int, int] = {}
+    return [
+        (block.phase, event._replace(event_id=ids.setdefault(event.event_id, len(ids))))
+        for block in blocks
+        for event in block.events
+    ]

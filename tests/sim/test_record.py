@@ -40,20 +40,26 @@ def config_of(**changes):
 
 
 def test_the_record_says_what_was_simulated_and_adds_up():
-    sections = simulate_run(config_of(measure={"timeline": True}))
+    sections = simulate_run(config_of())
     memory = sections["memory"]
     assert memory["peak_allocated_bytes"] == sum(memory["peak_by_category_bytes"].values())
     assert memory["peak_allocated_bytes"] == max(memory["peak_by_phase_bytes"].values())
     assert memory["optimizer_bytes"] >= 2 * memory["gradients_bytes"] * 0.9
     assert memory["peak_reserved_bytes"] >= memory["peak_allocated_bytes"]
     assert memory["fits"] and memory["headroom_bytes"] > 0
-    assert memory["beside"]["method"] == "checkpointing"
+    for name in ("memory", "time", "flops"):
+        beside = sections[name]["beside"]
+        assert beside["method"] == "checkpointing"
+        assert set(sections[name]) - {"beside"} == set(beside) - {"method"}
     assert memory["beside"]["peak_allocated_bytes"] > memory["peak_allocated_bytes"]
+    assert memory["beside"]["peak_reserved_bytes"] > memory["peak_reserved_bytes"]
+    assert sections["flops"]["beside"]["total_flops"] > 0
     assert memory["nvml_device_bytes"] is None and memory["unavailable"]["nvml_device_bytes"]
     assert sections["provenance"]["memory"] == "simulated"
     assert sections["provenance"]["time"] == "predicted"
     assert sections["flops"]["total_flops"] > 0
-    assert any("assumptions" in note for note in sections["notes"])
+    assert any("assumptions: gradients_resident true" in note for note in sections["notes"])
+    assert any("75% of 100 TFLOP/s" in note for note in sections["notes"])
     timeline = sections["timeline"]
     assert max(timeline["live_bytes"]) == memory["peak_allocated_bytes"]
     assert timeline["provenance"] == "simulated"

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 import torch
-from simtools import small_model, small_workload
+from simtools import small_model, small_workload, told_apart
 
 from streambp import split_sum
 from streambp.bench.config import TuningConfig
@@ -69,8 +69,10 @@ CONFIGURATIONS = {
 def test_two_short_depths_give_the_full_depth_to_the_byte(name):
     method, changes = CONFIGURATIONS[name]
     workload = small_workload(method, **{"seq_len": SEQ_LEN, **changes})
-    fast, full = simulate(workload), simulate(workload, full=True)
+    fast = simulate(workload, record_events=True)
+    full = simulate(workload, full=True, record_events=True)
     assert fast.num_layers_run == 4 and full.num_layers_run == 5
+    assert told_apart(fast.blocks) == told_apart(full.blocks)
     assert fast.phase_peaks == full.phase_peaks
     assert fast.peak_bytes == full.peak_bytes
     assert fast.by_category == full.by_category
@@ -117,8 +119,10 @@ def test_alternating_layers_repeat_by_their_period():
         },
     )
     workload = small_workload("checkpointing", model=longer)
-    fast, full = simulate(workload), simulate(workload, full=True)
+    fast = simulate(workload, record_events=True)
+    full = simulate(workload, full=True, record_events=True)
     assert fast.num_layers_run == 8 and fast.phase_peaks == full.phase_peaks
+    assert told_apart(fast.blocks) == told_apart(full.blocks)
 
 
 @pytest.mark.parametrize(

@@ -89,7 +89,7 @@ def test_events_and_timeline_follow_every_change():
         x = torch.zeros(10)
         y = torch.zeros(20)
         del x, y
-    assert [num_bytes for _, num_bytes in tracker.events] == [40, 80, -40, -80]
+    assert [event.num_bytes for event in tracker.events] == [40, 80, -40, -80]
     points = tracker.timeline.to_dict()
     assert points["live_bytes"] == [40, 120, 80, 0]
     assert max(tracker.timeline.to_dict(max_points=2)["live_bytes"]) == 120

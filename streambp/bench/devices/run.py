@@ -38,5 +38,9 @@ def _simulate(cfg: RunConfig, progress: Progress) -> dict[str, Any]:
         progress.section(name, values)
     memory = sections["memory"]
     if memory.get("fits") is False:  # an answer: the record says "oom" beside its numbers
-        raise OverBudgetError(memory["peak_allocated_bytes"], memory["budget_bytes"])
+        raise OverBudgetError(
+            memory["peak_allocated_bytes"],
+            memory["budget_bytes"],
+            simulated_on=memory["gpu"]["name"],
+        )
     return sections
