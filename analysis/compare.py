@@ -6,6 +6,7 @@ the published number it compares with (or none) and the ratio. What did not fit 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -107,6 +108,20 @@ def within(numbers: pd.DataFrame, context: Context) -> pd.DataFrame:
 def method_order(name: str) -> tuple[int, str]:
     """A sorting key: the methods of the paper in its order, then others by name."""
     return (METHODS.index(name) if name in METHODS else len(METHODS), name)
+
+
+def natural(values: Iterable[Any]) -> list[Any]:
+    """A sorting key that puts 8b before 14b, and what is unknown first."""
+    key = []
+    for value in values:
+        if value is None or value != value:
+            key.append([(0, 0.0, "")])
+        elif isinstance(value, str):
+            parts = re.findall(r"\d+|\D+", value)
+            key.append([(1, float(p), "") if p.isdigit() else (2, 0.0, p) for p in parts])
+        else:
+            key.append([(1, float(value), "")])
+    return key
 
 
 def ratio_of(

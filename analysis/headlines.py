@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.compare import comparison, contexts, ratio_of, within
+from analysis.compare import comparison, contexts, natural, ratio_of, within
 from streambp.bench.records import RunRecord
 
 
@@ -86,7 +86,7 @@ def headlines(found: Iterable[RunRecord]) -> list[Headline]:
                 tuple(setting.values()): ratio
                 for setting, ratio, _, _ in ratio_of(rows, over, under, keys, "published")
             }
-            for setting, ratio, top, bottom in ours:
+            for setting, ratio, top, bottom in sorted(ours, key=lambda r: natural(r[0].values())):
                 run = top if over == "streambp" else bottom
                 result.append(
                     Headline(

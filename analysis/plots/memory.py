@@ -21,12 +21,12 @@ def memory(rows: pd.DataFrame, context: Context) -> list[Drawn]:
         own = rows[(rows["model"] == model) & (rows["tuning"] == tuning)]
         draw_lines(axes, own, "seq_len_tokens", GIB)
         mark_oom(axes, own, "seq_len_tokens")
-        _mark_budget(axes, own)
         axes.set_title(f"{model}, {tuning}", loc="left")
         axes.set_xlabel("Sequence length (tokens)")
         axes.set_xlim(left=0)
         highest = own[["ours", "published", "budget_bytes"]].where(own["cell"] != "oom").max().max()
         axes.set_ylim(0, highest / GIB * HEADROOM)
+        _mark_budget(axes, own)
         style.tokens(axes.xaxis)
     panels[0].set_ylabel("Peak memory (GiB)")
     experiment = run["experiment"].iloc[0]
@@ -36,19 +36,23 @@ def memory(rows: pd.DataFrame, context: Context) -> list[Drawn]:
 
 
 def _mark_budget(axes: Axes, rows: pd.DataFrame) -> None:
-    """A line at the memory that tensors may have, and one at what is resident in any method."""
+    """A line at the memory that tensors may have, and one at what is resident in any method.
+
+    Wants the limits of the y axis set.
+    """
     budgets = rows["budget_bytes"].dropna().unique()
     if len(budgets) == 1:
-        _level(axes, budgets[0] / GIB, f"{budgets[0] / GIB:.1f} GiB usable", above=True)
+        _level(axes, budgets[0] / GIB, f"{budgets[0] / GIB:.1f} GiB usable", "-", above=True)
     resident = (rows["weights_bytes"] + rows["gradients_bytes"]).dropna().unique()
     if len(resident) == 1:
-        _level(axes, resident[0] / GIB, f"weights, gradients {resident[0] / GIB:.3g} GiB")
+        height = resident[0] / GIB
+        low = height < 0.1 * axes.get_ylim()[1]  # no room for a word under the line
+        _level(axes, height, f"weights, gradients {height:.3g} GiB", "--", above=low)
 
 
-def _level(axes: Axes, height: float, label: str, *, above: bool = False) -> None:
+def _level(axes: Axes, height: float, label: str, line: str, *, above: bool) -> None:
     """A thin labelled line across; above: label over it, else under it."""
-    style_ = "-" if above else "--"
-    axes.axhline(height, color="#999999", linewidth=0.9, linestyle=style_, zorder=1)
+    axes.axhline(height, color="#999999", linewidth=0.9, linestyle=line, zorder=1)
     axes.annotate(
         label,
         (0.99, height),

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
 
 from analysis.captions import caption
-from analysis.compare import method_order, ratio_of
+from analysis.compare import method_order, natural, ratio_of
 from analysis.tables.cells import NOTHING, Format, ours_text, published_text, times
 from analysis.tables.table import Table
 
@@ -99,7 +98,7 @@ def grouped(
         heads.append((extra[0], len(extra[2]) - skipped))
     lines = []
     names = [column for column, _, _ in keys]
-    settings = sorted(rows.groupby(names, dropna=False, sort=False), key=lambda s: _natural(s[0]))
+    settings = sorted(rows.groupby(names, dropna=False, sort=False), key=lambda s: natural(s[0]))
     for values, chosen in settings:
         line = [
             NOTHING if value is None or value != value else (form or str)(value)
@@ -111,20 +110,6 @@ def grouped(
     note = " Ratio: ours / published." if published else ""
     text = caption(rows, published=published) + note
     return Table(name, title, heads, columns, lines, text, len(keys), rows)
-
-
-def _natural(values: Iterable[Any]) -> list[Any]:
-    """A sorting key that puts 8b before 14b, and what is unknown first."""
-    key = []
-    for value in values:
-        if value is None or value != value:
-            key.append([(0, 0.0, "")])
-        elif isinstance(value, str):
-            parts = re.findall(r"\d+|\D+", value)
-            key.append([(1, float(p), "") if p.isdigit() else (2, 0.0, p) for p in parts])
-        else:
-            key.append([(1, float(value), "")])
-    return key
 
 
 def by_method(rows: pd.DataFrame, form: Format) -> list[Group]:

@@ -1,10 +1,11 @@
 """The largest sequence length or batch size that fits, on any device.
 
 One search serves all devices. It keeps a bracket: a value that fits and one that does not. Where
-a probe tells its peak even beyond the budget (simulated), the next value is where a straight line
-through the bracket's ends meets the budget; else (measured) it doubles until something does not
-fit and then halves the bracket. It ends when the bracket is one step wide, so the answer and its
-successor have both been tried. Only out of memory counts as not fitting; other failures propagate.
+a probe tells its peak even beyond the budget (simulated, or on a CPU), the next value is where a
+straight line through the bracket's ends meets the budget; else (on a GPU) it doubles until
+something does not fit and then halves the bracket. It ends when the bracket is one step wide, so
+the answer and its successor have both been tried. Only out of memory counts as not fitting; other
+failures propagate.
 """
 
 from __future__ import annotations
@@ -106,7 +107,10 @@ def _next(
     probes: Mapping[int, Probe], fitting: int, failing: int, last: int, budget_bytes: int | None
 ) -> int:
     """The next multiple to try, strictly inside the bracket."""
-    guess = 0 if budget_bytes is None else _secant(probes, fitting, failing, budget_bytes) or 0
+    guess = 0
+    lost = failing <= last and probes[failing].peak_bytes is None  # an end that says nothing
+    if budget_bytes is not None and not lost:
+        guess = _secant(probes, fitting, failing, budget_bytes) or 0
     if failing > last and fitting > 0:  # nothing failed yet
         # Small values may share a peak that hardly depends on them: not a line to follow far.
         guess = min(guess, _FARTHEST * fitting) if guess > fitting else fitting * 2
@@ -278,7 +282,8 @@ class _Measured:
             )
         self._config = config
         self.budget_bytes = None if budget_gib is None else int(budget_gib * _GIB)
-        self.secant_budget_bytes: int | None = None
+        # A CPU's probe tells its peak beyond the budget too; a GPU's ends before.
+        self.secant_budget_bytes = self.budget_bytes if config.device.name == "cpu" else None
         self.notes: list[str] = []
         self._memory: dict[int, dict[str, Any] | None] = {}
 

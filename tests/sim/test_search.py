@@ -20,9 +20,11 @@ def prober(peak_of, budget, knows_peak=True, log=None):
     return try_value
 
 
-@pytest.mark.parametrize("knows_peak", [True, False])
+@pytest.mark.parametrize(
+    ("knows_peak", "knows_budget"), [(True, True), (False, False), (False, True)]
+)
 @pytest.mark.parametrize("seed", range(30))
-def test_the_answer_is_the_largest_multiple_that_fits(seed, knows_peak):
+def test_the_answer_is_the_largest_multiple_that_fits(seed, knows_peak, knows_budget):
     rng = random.Random(seed)
     base, slope, square = rng.randrange(1000), rng.randrange(1, 50), rng.random() / 100
 
@@ -33,11 +35,12 @@ def test_the_answer_is_the_largest_multiple_that_fits(seed, knows_peak):
     limit = 2 * 10**4
     found = find_max(
         prober(peak_of, budget, knows_peak),
-        budget_bytes=budget if knows_peak else None,
+        budget_bytes=budget if knows_budget else None,
         step=step,
         start=rng.randrange(1, 5000),
         limit=limit,
     )
+    assert len(found.probes) < 45
     fitting = [v for v in range(step, limit + 1, step) if peak_of(v) <= budget]
     assert found.largest == (fitting[-1] if fitting else None)
     if found.outcome == FOUND:
