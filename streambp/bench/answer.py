@@ -13,7 +13,7 @@ from typing import Any
 from rich.table import Table
 
 from streambp.bench.records import RunRecord
-from streambp.bench.tables import GIB, seconds
+from streambp.bench.tables import GIB, heading, seconds
 
 _SIMULATED = "simulated"
 _NUM_TENSORS = 6
@@ -34,18 +34,11 @@ def has_answer(record: RunRecord) -> bool:
 
 def answer_table(record: RunRecord) -> Table:
     """Fit, peak, reserved memory, categories, FLOPs and times; one column for each method."""
-    memory = record.memory or {}
     runs = {record.config["method"]["name"]: _sections(record)}
-    if "beside" in memory:
-        runs[memory["beside"]["method"]] = {
-            name: (values or {}).get("beside", {}) for name, values in _sections(record).items()
-        }
-    table = Table(
-        title=f"{record.config['model']['name']}, seq_len {record.config['seq_len']}, batch_size "
-        f"{record.config['batch_size']}, simulated on {memory['gpu']['name']} "
-        f"({_gib(memory['budget_bytes'])} GiB usable); no GPU was used",
-        title_justify="left",
-    )
+    beside = {name: values.get("beside", {}) for name, values in _sections(record).items()}
+    if beside["memory"]:
+        runs[beside["memory"]["method"]] = beside
+    table = Table()
     table.add_column("")
     for name in runs:
         table.add_column(name, justify="right")
@@ -54,6 +47,15 @@ def answer_table(record: RunRecord) -> Table:
             table.add_row(*row)
         table.add_section()
     return table
+
+
+def answer_heading(record: RunRecord) -> str:
+    """What was simulated, and on which GPU."""
+    memory = record.memory or {}
+    return (
+        f"{heading([record])}, {_gib(memory['budget_bytes'])} GiB usable; no GPU was used. "
+        "Memory is simulated, time predicted"
+    )
 
 
 def answer_lines(record: RunRecord) -> list[str]:

@@ -27,6 +27,7 @@ from streambp.bench import config as config_module
 from streambp.bench.config import RunConfig, closest
 from streambp.bench.display import Display
 from streambp.bench.records import RunRecord
+from streambp.sim.settings import Assumptions
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
 EXIT_FAILED, EXIT_USAGE, EXIT_OOM, EXIT_INTERRUPTED = 1, 2, 3, 130
@@ -46,6 +47,8 @@ _BY_FILES: dict[str, tuple[str, ...]] = {
     "gpu": ("name", "prefer_cudnn_attention"),
     "search": ("name", "step", "start", "limit"),
 }
+# Mappings within a group whose keys are fixed.
+_NESTED = {"device.assumptions": {field.name for field in fields(Assumptions)}}
 
 
 def start(main: Callable[[], Any]) -> None:
@@ -160,7 +163,9 @@ def _key_problem(key: str, groups: set[str]) -> str | None:
     else:
         group = config_module.GROUPS.get(top)
         names = {field.name for field in fields(group)} if group else set()
-    name = rest.partition(".")[0]
+    name, _, inner = rest.partition(".")
+    if name in names and inner and f"{top}.{name}" in _NESTED:
+        top, name, names = f"{top}.{name}", inner, _NESTED[f"{top}.{name}"]
     if name in names:
         return None
     near = closest(name, names)

@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from streambp.sim.settings import Assumptions
+
 DTYPES = {
     "bf16": "bfloat16",
     "bfloat16": "bfloat16",
@@ -111,7 +113,7 @@ class ModelConfig:
         default_factory=dict
     )  # keys of HF's config.json, "model_type" too
     hf_config: str | None = None  # path of a config.json; random weights
-    checkpoint: str | None = None  # folder written by save_pretrained
+    checkpoint: str | None = None  # folder written by save_pretrained, or id of a cached model
 
     def __post_init__(self) -> None:
         _check_name("model.name", self.name)
@@ -123,14 +125,6 @@ class ModelConfig:
                 "give one of the two",
             )
         _check_path("model.hf_config", self.hf_config, kind="file")
-        _check_path("model.checkpoint", self.checkpoint, kind="folder")
-        if self.checkpoint and not (Path(self.checkpoint).expanduser() / "config.json").is_file():
-            raise ConfigError(
-                "model.checkpoint",
-                self.checkpoint,
-                "the folder holds no config.json",
-                "a folder written by save_pretrained",
-            )
         if self.hf_config is not None or self.checkpoint is not None:
             self._read_path()
         elif "model_type" not in self.config:
@@ -145,7 +139,7 @@ class ModelConfig:
         """Name the model after its file or folder, and keep what its configuration says."""
         field_name = "model.checkpoint" if self.checkpoint is not None else "model.hf_config"
         given = Path(str(self.checkpoint or self.hf_config)).expanduser().absolute()
-        file = given / "config.json" if self.checkpoint is not None else given
+        file = given if self.checkpoint is None else _config_of_checkpoint(self.checkpoint)
         try:
             values = json.loads(file.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
@@ -160,9 +154,37 @@ class ModelConfig:
                 field_name, str(given), f"{file.name} names no model_type", "a HF config.json"
             )
         source = file.parent if file.name == "config.json" else file
+        source = given if self.checkpoint is not None else source  # the cache's folder is a hash
         name = re.sub(r"[^A-Za-z0-9_.-]+", "_", source.stem if source is file else source.name)
         object.__setattr__(self, "name", name.strip("._-") or "model")
         object.__setattr__(self, "config", values)
+
+
+def _config_of_checkpoint(checkpoint: str) -> Path:
+    """The config.json of a checkpoint folder, or of a model in the local Hugging Face cache."""
+    folder = Path(checkpoint).expanduser().absolute()
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            problem = "the folder holds no config.json"
+            raise ConfigError(
+                "model.checkpoint", checkpoint, problem, "a folder written by save_pretrained"
+            )
+        return folder / "config.json"
+    from huggingface_hub import try_to_load_from_cache
+
+    try:
+        cached = try_to_load_from_cache(checkpoint, "config.json")
+    except ValueError:  # not an id at all
+        cached = None
+    if not isinstance(cached, str):
+        raise ConfigError(
+            "model.checkpoint",
+            checkpoint,
+            f"no such folder (looked at {folder}) and no model of that id in the local Hugging "
+            "Face cache; nothing is downloaded",
+            "model.checkpoint=<path of an existing folder>",
+        )
+    return Path(cached)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -241,6 +263,9 @@ class DeviceConfig:
         _check_optional_int(
             "device.num_threads", self.num_threads, at_least=1, fix="device.num_threads=2"
         )
+        given = {name: value for name, value in self.assumptions.items() if value is not None}
+        Assumptions.from_mapping(given)
+        object.__setattr__(self, "assumptions", given)
 
 
 @dataclass(frozen=True, kw_only=True)

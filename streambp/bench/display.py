@@ -11,12 +11,21 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.markup import escape
 
-from streambp.bench.answer import answer_lines, answer_table, has_answer
+from streambp.bench.answer import answer_heading, answer_lines, answer_table, has_answer
 from streambp.bench.config import RunConfig
 from streambp.bench.folders import LOG_NAME, TIMELINE_NAME
 from streambp.bench.progress import Event
 from streambp.bench.records import RunRecord
-from streambp.bench.tables import gib, median_s, peak_bytes, record_table, seconds
+from streambp.bench.tables import (
+    gib,
+    has_numbers,
+    heading,
+    median_s,
+    peak_bytes,
+    record_table,
+    remarks,
+    seconds,
+)
 
 if TYPE_CHECKING:
     from streambp.bench.runner import JobOutcome
@@ -87,12 +96,16 @@ class Display:
         runs = [record for record in records if not record.benchmark]
         if self._job is None and len(runs) == 1 and has_answer(runs[0]):
             self._answer(runs[0])
-        elif runs:
+        elif any(has_numbers(record) for record in runs):
+            self._console.print(heading(runs), markup=False, soft_wrap=True)
             self._console.print(record_table(runs))
+            for line in remarks(runs):
+                self._console.print(line, markup=False, soft_wrap=True)
             self._plot(runs)
 
     def _answer(self, record: RunRecord) -> None:
         """All that one simulated run says, and its timeline as a picture."""
+        self._console.print(answer_heading(record), markup=False, soft_wrap=True)
         self._console.print(answer_table(record))
         for line in answer_lines(record):
             self._console.print(line, markup=False, soft_wrap=True)

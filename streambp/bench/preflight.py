@@ -10,6 +10,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from streambp.bench.config import ConfigError, MethodConfig, RunConfig, closest
+from streambp.sim.gpus import DEFAULT_GPU, resolve_gpu
 
 
 def resolve(config: RunConfig) -> tuple[RunConfig, list[str]]:
@@ -19,7 +20,8 @@ def resolve(config: RunConfig) -> tuple[RunConfig, list[str]]:
     methods and options does not run the methods without that option several times.
 
     Raises:
-        ConfigError: this machine cannot do the run; names the field, the value and the fix.
+        ConfigError, ValueError: this machine cannot do the run; names the field, the value and
+            the fix.
     """
     from streambp.bench import devices
 
@@ -33,6 +35,12 @@ def resolve(config: RunConfig) -> tuple[RunConfig, list[str]]:
         dtype=devices.resolve_dtype(config, choice.name),
         gpu=config.gpu if choice.name == "simulated" else None,
     )
+    if choice.name == "simulated":
+        resolve_gpu(config.gpu or DEFAULT_GPU)
+    if config.searches:
+        from streambp.bench import search
+
+        search.Options.parse(config, measured=choice.name != "simulated")
     if config.experiment.kind == "benchmark":
         from streambp.bench.benchmark import Options
 

@@ -67,9 +67,9 @@ _COLUMNS: tuple[tuple[str, Callable[[RunRecord], str]], ...] = (
 
 
 def record_table(records: Sequence[RunRecord]) -> Table:
-    """One row per run. What all runs share is in the title; what differs has a column."""
-    shared, varying = _settings(records)
-    table = Table(title=", ".join(shared), title_justify="left", caption_justify="left")
+    """One row per run. What differs has a column; what all runs share is in `heading`."""
+    _, varying = _settings(records)
+    table = Table()
     for name in varying:
         table.add_column(name)
     table.add_column("status")
@@ -86,8 +86,17 @@ def record_table(records: Sequence[RunRecord]) -> Table:
             Text(record.status, style=_STATUS_STYLE[record.status]),
             *(texts[index] for _, texts in columns),
         )
-    table.caption = "\n".join(_caption(records))
     return table
+
+
+def heading(records: Sequence[RunRecord]) -> str:
+    """What all runs share."""
+    return ", ".join(_settings(records)[0])
+
+
+def has_numbers(record: RunRecord) -> bool:
+    """Whether a table has anything to say of a run but its status."""
+    return any(text(record) != "-" for _, text in _COLUMNS)
 
 
 _SETTINGS = ("model", "method", "seq_len", "batch_size", "tuning", "dtype", "device", "data")
@@ -124,7 +133,8 @@ def _settings(records: Sequence[RunRecord]) -> tuple[list[str], list[str]]:
     return shared, varying
 
 
-def _caption(records: Sequence[RunRecord]) -> list[str]:
+def remarks(records: Sequence[RunRecord]) -> list[str]:
+    """How the numbers came to be and what they are; whether the methods' losses agree."""
     lines = []
     for number in ("memory", "time"):
         kinds = sorted({str(p) for r in records if (p := r.provenance.get(number))})

@@ -12,6 +12,8 @@ from typing import Any
 
 import yaml
 
+#: The GPU of a simulated run that names none.
+DEFAULT_GPU = "a100_80gb"
 _FOLDER = Path(__file__).parent / "gpus"
 GIB = 2**30
 

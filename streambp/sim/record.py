@@ -9,7 +9,7 @@ from streambp.bench.methods import method_options
 from streambp.sim.allocator import replay
 from streambp.sim.costs import Costs
 from streambp.sim.errors import NothingFitsError
-from streambp.sim.gpus import Gpu, resolve_gpu
+from streambp.sim.gpus import DEFAULT_GPU, Gpu, resolve_gpu
 from streambp.sim.passes import run_pass
 from streambp.sim.roofline import Roofline
 from streambp.sim.settings import Assumptions, paper_assumptions
@@ -46,7 +46,8 @@ def simulate_run(config: RunConfig) -> dict[str, Any]:
     roofline = Roofline(gpu=workload.gpu)
     simulation = simulate(workload, roofline=roofline, record_events=True)
     if simulation.resident_bytes > budget_bytes:
-        raise NothingFitsError(f"nothing fits: {resident_message(workload)}")
+        budget = f"of the {budget_bytes / GIB:.2f} that a run may use on {workload.gpu.name}"
+        raise NothingFitsError(f"nothing fits: {resident_message(workload)} {budget} (simulated)")
     blocks = _blocks(workload, simulation, whole=config.measure.timeline)
     sections = _numbers(workload, simulation, blocks, budget_bytes)
     if workload.method != _BASELINE:
@@ -100,7 +101,7 @@ def workload_of(config: RunConfig) -> Workload:
         optimizer=config.optimizer.name,
         optimizer_state_dtype=config.optimizer.state_dtype,
         assumptions=assumptions,
-        gpu=resolve_gpu(config.gpu or "a100_80gb"),
+        gpu=resolve_gpu(config.gpu or DEFAULT_GPU),
     )
 
 

@@ -97,7 +97,7 @@ def _kernel(
     raise SimulationError(
         f"attention of {query.dtype} with {query.shape[1]} query and {key.shape[1]} key heads of "
         f"{head_dim}{', masked,' if has_mask else ''} would run PyTorch's math fallback on "
-        f"{gpu.name}, which is not modelled. Fix: bf16, or attn_implementation=eager"
+        f"{gpu.name}, which is not modelled. Fix: dtype=bfloat16"
     )
 
 

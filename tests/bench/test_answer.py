@@ -3,7 +3,7 @@
 import pytest
 from rich.console import Console
 
-from streambp.bench.answer import answer_lines, answer_table, has_answer
+from streambp.bench.answer import answer_heading, answer_lines, answer_table, has_answer
 from streambp.bench.display import Display
 from streambp.bench.records import RunRecord
 
@@ -46,6 +46,8 @@ def record(**changes):
         "config": {
             "model": {"name": "qwen3_8b"},
             "method": {"name": "streambp"},
+            "tuning": {"name": "full"},
+            "device": {"name": "simulated"},
             "seq_len": 32768,
             "batch_size": 1,
         },
@@ -76,8 +78,10 @@ def cells(text, name):
 
 
 def test_the_table_has_every_answer_of_both_methods():
+    said = answer_heading(record())
+    assert "qwen3_8b, seq_len 32768" in said
+    assert "simulated a800_80gb" in said and "78.00 GiB usable; no GPU was used" in said
     text = shown(record())
-    assert "simulated on a800_80gb (78.00 GiB usable); no GPU was used" in text
     assert cells(text, "fits") == ["yes, 8.00 GiB to spare", "no, 22.00 GiB too much"]
     assert cells(text, "simulated peak") == ["70.00", "100.00"]
     assert cells(text, "reached in") == ["forward/head", "forward/head"]

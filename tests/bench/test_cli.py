@@ -43,6 +43,7 @@ def run(runs_dir, *arguments, fake=True):
         ("+model.fooo=1", "one of checkpoint, config, hf_config, name"),
         ("gpu.memory_byts=1", "did you mean gpu.memory_bytes?"),
         ("search.stp=8", "did you mean search.step?"),
+        ("device.assumptions.msk=none", "did you mean device.assumptions.mask?"),
         ("seq_len=64,128", "several values. Fix: python run.py -m seq_len=64,128"),
         ("seed=range(3)", "several values. Fix: python run.py -m seed=range(3)"),
     ],

@@ -8,6 +8,7 @@ import pytest
 from hydra import compose, initialize_config_dir
 
 from streambp.bench.config import ConfigError, RunConfig
+from streambp.bench.models import hf_config
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
 
@@ -113,6 +114,32 @@ def test_a_model_given_by_path_has_its_name_and_configuration(composed, tmp_path
         file.write_text(text)
         with pytest.raises(ConfigError, match=problem):
             RunConfig.from_hydra(composed(f"model.hf_config='{file}'"))
+
+
+def test_a_model_of_the_local_cache_is_given_by_its_id(composed, tmp_path, monkeypatch):
+    folder = tmp_path / "models--some--Model-1B"
+    (folder / "refs").mkdir(parents=True)
+    (folder / "refs" / "main").write_text("abc")
+    snapshot = folder / "snapshots" / "abc"
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").write_text(json.dumps({"model_type": "qwen3", "hidden_size": 8}))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    model = RunConfig.from_hydra(composed("model.checkpoint=some/Model-1B")).model
+    assert (model.name, model.config["hidden_size"]) == ("Model-1B", 8)
+    assert hf_config(model).hidden_size == 8
+    assert dataclasses.replace(model) == model
+    with pytest.raises(ConfigError, match="no model of that id in the local Hugging Face cache"):
+        RunConfig.from_hydra(composed("model.checkpoint=some/Model-2B"))
+
+
+def test_assumptions_are_checked_and_those_left_open_are_dropped(composed):
+    assert RunConfig.from_hydra(composed()).device.assumptions == {}
+    given = RunConfig.from_hydra(composed("device.assumptions.mask=padding"))
+    assert given.device.assumptions == {"mask": "padding"}
+    with pytest.raises(ValueError, match=r"device\.assumptions\.mask='square'.*additive"):
+        RunConfig.from_hydra(composed("device.assumptions.mask=square"))
+    with pytest.raises(ValueError, match=r"device\.assumptions\.foo=1.*one of gradients_resident"):
+        RunConfig.from_hydra(composed("+device.assumptions.foo=1"))
 
 
 def test_a_config_survives_its_file_form(composed):

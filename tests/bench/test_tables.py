@@ -10,7 +10,15 @@ from streambp.bench.display import Display
 from streambp.bench.quickplot import save_plot
 from streambp.bench.records import RunRecord
 from streambp.bench.runner import JobOutcome
-from streambp.bench.tables import largest, loss_agreement, median_s, peak_bytes, record_table
+from streambp.bench.tables import (
+    heading,
+    largest,
+    loss_agreement,
+    median_s,
+    peak_bytes,
+    record_table,
+    remarks,
+)
 
 
 def record(method, seq_len, *, status="ok", losses=(2.0, 1.0), **memory):
@@ -41,7 +49,7 @@ def record(method, seq_len, *, status="ok", losses=(2.0, 1.0), **memory):
 
 def shown(records):
     console = Console(width=200, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
-    console.print(record_table(records))
+    console.print(heading(records), record_table(records), *remarks(records), sep="\n")
     return console.export_text()
 
 
@@ -82,7 +90,7 @@ def test_a_search_shows_its_answer_and_no_column_without_a_value():
 def test_the_gpu_of_a_simulated_run_is_named():
     simulated = record("standard", 1, gpu={"name": "a800_80gb"})
     simulated.config["device"] = {"name": "simulated"}
-    assert "simulated a800_80gb" in " ".join(shown([simulated]).split())
+    assert "simulated a800_80gb" in shown([simulated])
 
 
 def test_what_is_not_measured_is_said_beside_its_number(tmp_path, capsys):
@@ -96,6 +104,13 @@ def test_what_is_not_measured_is_said_beside_its_number(tmp_path, capsys):
     assert "simulated peak 1.000 GiB, predicted forward+backward 2.000 s" in first
     assert "  peak 1.000 GiB, forward+backward" in second
     assert "  m, 1 s in all" in third
+
+
+def test_a_lone_run_without_numbers_gets_no_table(capsys):
+    Display(None).summary([record("standard", 1, status="error")])
+    assert capsys.readouterr().out == ""
+    Display(None).summary([record("standard", 1)])
+    assert "1.000" in capsys.readouterr().out
 
 
 def test_numbers():

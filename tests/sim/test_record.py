@@ -6,7 +6,7 @@ import pytest
 from simtools import small_model
 
 import streambp
-from streambp.bench import search
+from streambp.bench import preflight, search, worker
 from streambp.bench.config import RunConfig
 from streambp.bench.progress import CallbackProgress
 from streambp.sim import simulate_run
@@ -69,6 +69,25 @@ def test_the_record_says_what_was_simulated_and_adds_up():
 def test_a_budget_below_what_is_resident_is_said_in_words():
     with pytest.raises(NothingFitsError, match="weights, gradients and optimizer alone need"):
         simulate_run(config_of(budget_gib=0.001))
+
+
+def test_a_budget_below_what_is_resident_ends_a_run_as_out_of_memory():
+    ending = worker.outcome(config_of(budget_gib=0.001), worker.Progress())
+    assert ending["status"] == "oom"
+    assert "of the 0.00 that a run may use on tiny_gpu (simulated)" in ending["status_detail"]
+    ending = worker.outcome(config_of(seq_len=4096, method={"name": "standard"}), worker.Progress())
+    assert ending["status"] == "oom"
+    assert "the simulated peak of" in ending["status_detail"]
+
+
+def test_impossible_numbers_end_a_command_before_a_run():
+    for changes, said in (
+        ({"gpu": {**TINY_GPU, "memory_bytes": -5}}, r"gpu\.memory_bytes=-5"),
+        ({"gpu": {**TINY_GPU, "sm": "new"}}, r"gpu\.sm='new'"),
+        ({"search": {"name": "max_seq_len", "limit": 4}}, r"search\.limit"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            preflight.resolve(config_of(**changes))
 
 
 def test_a_run_beyond_its_budget_does_not_fit():
