@@ -17,6 +17,7 @@ from streambp.bench.tables import GIB, heading, seconds
 
 _SIMULATED = "simulated"
 _NUM_TENSORS = 6
+_SHOWN_NOTES = ("device=auto", "assumptions", "predicted time")
 _STAGES = ("forward", "recompute", "backward")
 _RESERVED = {
     "default segments": "peak_reserved_bytes",
@@ -61,7 +62,7 @@ def answer_heading(record: RunRecord) -> str:
 def answer_lines(record: RunRecord) -> list[str]:
     """The largest tensors at the peak, and what the numbers assume."""
     memory = record.memory or {}
-    notes = [note for note in record.notes if note.startswith(("assumptions", "predicted time"))]
+    notes = [note for note in record.notes if note.startswith(_SHOWN_NOTES)]
     return [
         f"largest tensors at the simulated peak ({memory['peak_phase']}):",
         *(f"  {line}" for line in _largest(memory["peak_largest"])),

@@ -75,7 +75,7 @@ def run_one(config: DictConfig) -> dict[str, Any]:
     try:
         run_config = RunConfig.from_hydra(config)
         with display.running(run_config, overrides) as on_event:
-            outcome = run_job(run_config, overrides=overrides, on_event=on_event)
+            outcome = run_job(run_config, overrides=overrides, on_event=on_event, lone=not sweeping)
     except KeyboardInterrupt:
         if sweeping:
             raise

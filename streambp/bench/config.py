@@ -369,13 +369,16 @@ class MeasureConfig:
     """The two passes after training: memory (instrumented) and timing (not instrumented)."""
 
     memory: bool = True
-    timeline: bool = False  # also store live bytes by category over one step, in timeline.json
+    # Store live bytes by category over one step, in timeline.json. None: a lone simulated run does,
+    # where it costs seconds.
+    timeline: bool | None = None
     warmup_steps: int = 1  # untimed forward+backward passes before the first sample
     timing_samples: int = 5  # timed forward+backward passes; 0 skips the timing pass
 
     def __post_init__(self) -> None:
         _check_bool("measure.memory", self.memory)
-        _check_bool("measure.timeline", self.timeline)
+        if self.timeline is not None:
+            _check_bool("measure.timeline", self.timeline)
         _check_int(
             "measure.warmup_steps", self.warmup_steps, at_least=0, fix="measure.warmup_steps=1"
         )

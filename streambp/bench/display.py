@@ -68,8 +68,9 @@ class Display:
             yield on_event
 
     def _line(self, event: Event) -> None:
-        """A lone run prints what it does; in a sweep that would bury the jobs, not warnings."""
-        if event["event"] == "warning" or (event["event"] != "phase" and self._job is None):
+        """A lone run prints what it does; among several that would bury the jobs, not warnings."""
+        lone = self._job is None or self._job[1] == 1
+        if event["event"] == "warning" or (event["event"] != "phase" and lone):
             self._console.print(f"  {_where(event)}", markup=False, soft_wrap=True)
 
     def ended(self, outcome: JobOutcome) -> None:

@@ -256,7 +256,7 @@ def _read_memory(
         return fields, None
     from streambp.sim.tracker import LiveTracker
 
-    tracker = LiveTracker(timeline=config.measure.timeline)
+    tracker = LiveTracker(timeline=bool(config.measure.timeline))
     _register(tracker, x, w1, w2)
 
     @contextmanager

@@ -13,11 +13,13 @@ from streambp.bench.config import ConfigError, MethodConfig, RunConfig, closest
 from streambp.sim.gpus import DEFAULT_GPU, resolve_gpu
 
 
-def resolve(config: RunConfig) -> tuple[RunConfig, list[str]]:
+def resolve(config: RunConfig, *, lone: bool = False) -> tuple[RunConfig, list[str]]:
     """(the config with device, dtype and method options settled, notes for the record).
 
     An option that the method does not take is dropped with a note, so that one sweep over
-    methods and options does not run the methods without that option several times.
+    methods and options does not run the methods without that option several times. A timeline
+    that was neither asked for nor refused is stored by a `lone` simulated run only, so the others
+    are the same run whether they are part of a sweep or not.
 
     Raises:
         ConfigError, ValueError: this machine cannot do the run; names the field, the value and
@@ -37,6 +39,8 @@ def resolve(config: RunConfig) -> tuple[RunConfig, list[str]]:
     )
     if choice.name == "simulated":
         resolve_gpu(config.gpu or DEFAULT_GPU)
+    if config.measure.timeline is None and not (lone and choice.name == "simulated"):
+        config = replace(config, measure=replace(config.measure, timeline=False))
     if config.searches:
         from streambp.bench import search
 

@@ -48,9 +48,15 @@ class JobOutcome:
 
 
 def run_job(
-    config: RunConfig, *, overrides: Sequence[str] = (), on_event: Listener = lambda event: None
+    config: RunConfig,
+    *,
+    overrides: Sequence[str] = (),
+    on_event: Listener = lambda event: None,
+    lone: bool = False,
 ) -> JobOutcome:
     """Do one run, or find the finished record of an identical one (unless `config.force`).
+
+    `lone`: nobody runs many of these, so what is cheap and large is stored as well.
 
     Whatever happens to the worker becomes the record's status; Ctrl-C too, before it goes on up.
 
@@ -59,7 +65,7 @@ def run_job(
         RunsFolderError: the runs folder cannot be written.
     """
     started = time.monotonic()
-    config, notes = preflight.resolve(config)
+    config, notes = preflight.resolve(config, lone=lone)
     fingerprint = environment.fingerprint(config.to_dict())
     job = job_name(config, fingerprint)
     claimed = claim(

@@ -107,8 +107,8 @@ def _setting(record: RunRecord, name: str) -> Any:
     if record.search and name == record.search["parameter"]:
         return "searched"
     gpu = (record.memory or {}).get("gpu")
-    if name == "device" and gpu and isinstance(value, dict):
-        return f"{value['name']} {gpu['name']}"
+    if gpu and isinstance(value, dict) and name in ("device", "data"):
+        return f"{value['name']} {gpu['name']}" if name == "device" else None  # it reads no data
     if not isinstance(value, dict):
         return value
     if name != "method":
@@ -124,7 +124,9 @@ def _setting(record: RunRecord, name: str) -> Any:
 def _settings(records: Sequence[RunRecord]) -> tuple[list[str], list[str]]:
     shared, varying = [], []
     for name in _SETTINGS:
-        values = {str(_setting(record, name)) for record in records}
+        values = {str(_setting(record, name)) for record in records} - {"None"}
+        if not values:
+            continue
         if name == "method" or len(values) > 1:
             varying.append(name)
         else:

@@ -48,7 +48,7 @@ def simulate_run(config: RunConfig) -> dict[str, Any]:
     if simulation.resident_bytes > budget_bytes:
         budget = f"of the {budget_bytes / GIB:.2f} that a run may use on {workload.gpu.name}"
         raise NothingFitsError(f"nothing fits: {resident_message(workload)} {budget} (simulated)")
-    blocks = _blocks(workload, simulation, whole=config.measure.timeline)
+    blocks = _blocks(workload, simulation, whole=bool(config.measure.timeline))
     sections = _numbers(workload, simulation, blocks, budget_bytes)
     if workload.method != _BASELINE:
         baseline = workload_of(config.replace(method=MethodConfig(name=_BASELINE)))
@@ -58,7 +58,7 @@ def simulate_run(config: RunConfig) -> dict[str, Any]:
             sections[name]["beside"] = {"method": _BASELINE, **values}
     sections["provenance"] = {"memory": "simulated", "time": "predicted", "flops": "simulated"}
     sections["notes"] = _notes(workload, roofline)
-    if blocks is not None:
+    if blocks is not None and config.measure.timeline is not False:
         sections["timeline"] = {
             **timeline_of(blocks),
             "provenance": "simulated",

@@ -114,6 +114,8 @@ def test_exit_codes_of_a_good_and_a_full_run(tmp_path):
     good = run(tmp_path, "-m", "seq_len=32,64", "method=standard")
     assert good.returncode == 0, good.stderr
     assert (tmp_path / "default" / "memory_time.png").stat().st_size > 1000
+    measures = [record.config["measure"] for record in iter_records(tmp_path)]
+    assert [measure["timeline"] for measure in measures] == [False, False]  # only lone runs
     full = run(tmp_path, f"{BEHAVIOUR}oom", "method=standard")
     assert full.returncode == cli.EXIT_OOM
 

@@ -90,7 +90,9 @@ def test_a_search_shows_its_answer_and_no_column_without_a_value():
 def test_the_gpu_of_a_simulated_run_is_named():
     simulated = record("standard", 1, gpu={"name": "a800_80gb"})
     simulated.config["device"] = {"name": "simulated"}
-    assert "simulated a800_80gb" in shown([simulated])
+    text = shown([simulated])
+    assert "simulated a800_80gb" in text and "corpus" not in text  # no data is read
+    assert "corpus" in shown([record("standard", 1)])
 
 
 def test_what_is_not_measured_is_said_beside_its_number(tmp_path, capsys):

@@ -64,6 +64,7 @@ def test_the_record_says_what_was_simulated_and_adds_up():
     assert max(timeline["live_bytes"]) == memory["peak_allocated_bytes"]
     assert timeline["provenance"] == "simulated"
     json.dumps(sections, allow_nan=False)
+    assert "timeline" not in simulate_run(config_of(measure={"timeline": False}))
 
 
 def test_a_budget_below_what_is_resident_is_said_in_words():

@@ -72,7 +72,7 @@ class CpuTarget:
     ) -> MemoryPass:
         """Live tensor bytes and peak RSS."""
         memory, notes, timeline = measure_cpu(
-            model, batch, optimizer, step, timeline=self._cfg.measure.timeline
+            model, batch, optimizer, step, timeline=bool(self._cfg.measure.timeline)
         )
         return MemoryPass(memory=memory, notes=notes, timeline=timeline)
 
