@@ -59,11 +59,11 @@ class KVStream:
                 "streambp: this decoder layer writes its KV cache more than once per call, or not "
                 "one entry per token; it cannot be streamed exactly."
             )
+        self.current = (key, value)
         if self.mode != "read":
             self._store(key, value)
         if self.mode == "collect":
             raise KeysCollected
-        self.current = (key, value)
         return key, value
 
     def _store(self, key: torch.Tensor, value: torch.Tensor) -> None:

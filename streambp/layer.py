@@ -22,6 +22,7 @@ from streambp import attention, replay
 from streambp.attention import ChunkView, KeptAttention
 from streambp.buffers import own, reusable
 from streambp.chunks import Chunk
+from streambp.collect import collect_keys, watched
 from streambp.gradients import (
     GradientSums,
     LinearCalls,
@@ -229,7 +230,7 @@ class StreamedLayer(torch.autograd.Function):
             stored = kv.keys is not None
             if not stored:
                 with replay.autocast(ctx.autocast):
-                    _collect_keys(call, x, kv, random)
+                    collect_keys(call, x, kv, random)
             last = len(call.chunks) - 1
             for index in reversed(range(last + 1)):
                 # The last chunk runs first and brings its own keys: they need no collecting.
@@ -266,7 +267,7 @@ def _run_again(
     the graph then tells whether it holds, and if it does not the chunk runs in full.
     """
     kind = (type(call.layer), len(sums))
-    guess = None if _watched(call.layer) else _unread_linear.get(kind)
+    guess = None if watched(call.layer) else _unread_linear.get(kind)
     for unread in (guess, None):
         if random is not None:
             random.restore(index)
@@ -291,21 +292,3 @@ def _guessing(call: LayerCall, x: Tensor, view: ChunkView, params: Sequence[Tens
         out = call.run(x, view)
     _unread_linear[kind] = calls.count - 1 if calls.last_makes(out) else None
     return out
-
-
-def _watched(layer: torch.nn.Module) -> bool:
-    """Does a forward hook inside the layer see values, which must then be right?"""
-    return any(module._forward_hooks for module in layer.modules() if module is not layer)
-
-
-def _collect_keys(
-    call: LayerCall, x: Tensor, kv: KVStream, random: replay.RandomStates | None
-) -> None:
-    """Keys and values before the last chunk again, from the saved layer input."""
-    kv.mode = "collect"
-    with torch.no_grad():
-        for index in range(len(call.chunks) - 1):
-            chunk = call.chunks[index]
-            if random is not None:
-                random.restore(index)
-            call.collect(x[:, chunk.start : chunk.end], call.view(index, kv))

@@ -6,6 +6,7 @@ B batch, T sequence, D hidden, F MLP width, V vocabulary, L layers, H, K heads, 
 import contextlib
 import copy
 
+import peft
 import pytest
 import torch
 from libtools import VOCABULARY, assert_close, batch_of, build, gradients, in_double
@@ -87,7 +88,8 @@ def test_products_and_attention_are_computed_as_often_as_promised(
     """Layers: once forward, three times backward (again, and two gradients).
 
     But for the last product of a layer, computed again for no value that anybody reads.
-    Queries, keys and values of all chunks but the last once more unless keys and values are kept;
+    Keys and values of all chunks but the last once more unless they are kept, and with them the
+    queries of the first chunk, whose graph tells that nobody reads them;
     the head three times in all; attention once forward, and once more in backward unless kept.
     """
     options = {"keep_kv": keep_kv, "keep_attention": keep_attention}
@@ -96,7 +98,7 @@ def test_products_and_attention_are_computed_as_often_as_promised(
     forward, backward = count(model)
     assert forward.products == L * LAYER + 3 * HEAD
     before_last = (T - 1) // chunk_size * chunk_size
-    collected = 0 if keep_kv else L * (Q + KV) * before_last // T
+    collected = 0 if keep_kv else L * (Q * min(chunk_size, before_last) + KV * before_last) // T
     assert backward.products == 3 * L * LAYER - L * DOWN + collected
     assert forward.scores["attention"] == L * PAIRS
     assert backward.scores["attention"] == (0 if keep_attention else L * PAIRS)
@@ -244,6 +246,66 @@ def test_a_wrong_guess_of_the_unread_product_is_made_good(monkeypatch):
             model(**batch_of(B, T)).loss.backward()
             assert_close(gradients(model), gradients(plain))
             assert layer._unread_linear[kind] == 6  # down_proj
+
+
+class ScaledByQueries(torch.nn.Module):
+    """Normalises queries, then scales keys by their mean: an odd model whose keys need queries."""
+
+    def __init__(self, query_norm, key_norm, detached):
+        super().__init__()
+        self.detached = detached
+        self.query_norm, self.key_norm = query_norm, key_norm
+        self.queries = []
+
+    def forward(self, x):
+        if x.shape[2] == H:
+            self.queries[:] = [self.query_norm(x)]
+            return self.queries[0]
+        scale = self.queries.pop().mean(dim=(2, 3), keepdim=True)
+        return self.key_norm(x) * (1 + (scale.detach() if self.detached else scale))
+
+
+@pytest.mark.parametrize(
+    "keys", ["scaled by queries", "scaled off the graph", "projected from queries", "tuned"]
+)
+def test_only_what_keys_and_values_do_not_need_is_left_out_when_they_are_collected(keys):
+    """Not by its name: keys made of queries are right, adapters beside the weight are found."""
+    model = make(torch.float64)
+    for layer_ in model.model.layers:
+        attn = layer_.self_attn
+        if keys.startswith("scaled"):
+            norms = ScaledByQueries(attn.q_norm, attn.k_norm, detached="off" in keys)
+            attn.q_norm = attn.k_norm = norms
+        elif keys == "projected from queries":
+            attn.k_proj = torch.nn.Sequential(
+                attn.q_proj, torch.nn.Linear(H * E, K * E, bias=False, dtype=torch.float64)
+            )
+    if keys == "tuned":
+        model = peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=["q_proj"]))
+        for name, p in model.named_parameters():
+            if "lora_B" in name:
+                torch.nn.init.normal_(p, std=0.1)
+    plain = copy.deepcopy(model)
+    layer._unread_linear.clear()
+    with in_double():
+        plain(**batch_of(B, T)).loss.backward()
+        streambp.enable(model, chunk_size=5, head_chunk_size=7)
+        _, backward = count(model)
+        assert_close(gradients(model), gradients(plain))
+    without = copy.deepcopy(plain)
+    without.zero_grad()
+    streambp.enable(without, chunk_size=5, head_chunk_size=7, keep_kv=True)
+    with in_double():
+        _, kept = count(without)
+    extra = (backward.products - kept.products) * T // (N * L)
+    queries, others = (D * H * E, D * 2 * K * E)
+    expected = {
+        "scaled by queries": (queries + others) * 45,
+        "scaled off the graph": (queries + others) * 45,
+        "projected from queries": queries * 5 + (queries + H * E * K * E + D * K * E) * 45,
+        "tuned": (queries + D * 2 + 2 * H * E) * 5 + others * 45,
+    }
+    assert extra == expected[keys]
 
 
 def test_layers_with_hooks_inside_see_every_value():
