@@ -177,9 +177,14 @@ def run(config: RunConfig, progress: Progress) -> dict[str, Any]:
     started = time.monotonic()
     options = config.experiment.options
 
+    begun = ""
+
     def on_point(point: Point) -> None:
+        nonlocal begun
         progress.phase(f"{point.table} {point.model} {point.method} {point.x}")
         print(point_line(point), flush=True)  # into run.log
+        if begun != (begun := f"{point.table} {point.model} {point.method}"):
+            progress.message(f"{begun} ({time.monotonic() - started:.0f} s)")
 
     progress.phase("fidelity")
     points = compute(options.get("tables"), on_point)
