@@ -6,6 +6,7 @@ import matplotlib.image
 import pytest
 from rich.console import Console
 
+from streambp.bench.config import MethodConfig, ModelConfig, RunConfig
 from streambp.bench.display import Display
 from streambp.bench.quickplot import save_plot
 from streambp.bench.records import RunRecord
@@ -106,6 +107,18 @@ def test_what_is_not_measured_is_said_beside_its_number(tmp_path, capsys):
     assert "simulated peak 1.000 GiB, predicted forward+backward 2.000 s" in first
     assert "  peak 1.000 GiB, forward+backward" in second
     assert "  m, 1 s in all" in third
+
+
+@pytest.mark.parametrize(("job", "shown_"), [(None, True), ((1, 1), True), ((1, 3), False)])
+def test_what_a_run_says_is_shown_unless_it_is_one_of_many(job, shown_, capsys):
+    model = ModelConfig(name="m", config={"model_type": "qwen3"})
+    config = RunConfig(model=model, method=MethodConfig(name="standard"))
+    with Display(job).running(config, []) as on_event:
+        on_event({"event": "phase", "name": "timing"})
+        on_event({"event": "message", "text": "round 1/5"})
+        on_event({"event": "warning", "text": "odd"})
+    _, *lines = capsys.readouterr().out.splitlines()
+    assert lines == ["  round 1/5"] * shown_ + ["  odd"]
 
 
 def test_a_lone_run_without_numbers_gets_no_table(capsys):
