@@ -104,6 +104,8 @@ def _matmul_flops(first: int) -> Callable[..., int]:
 
     def flops(args: tuple[Any, ...]) -> int:
         left, right = args[first], args[first + 1]
+        if left.ndim == 3 and left.shape[-1] == 1:
+            return 0  # positions times rotary frequencies: elementwise in newer transformers
         return 2 * left.numel() * right.shape[-1]
 
     return flops
