@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from analysis.load import records, sound
+from analysis.shown import Shown, shown
 from streambp.bench.records import RunRecord
 
-Work = Callable[[list[RunRecord], Path, list[str]], str]
+Work = Callable[[Shown, Path, list[str]], str]
 
 
 def main(
@@ -20,20 +20,22 @@ def main(
 ) -> int:
     """Read the records of the folders on the command line and hand them to `work`.
 
-    Files that are no records are named on stderr, one line each. `work(records, out, those
-    lines)` writes below `out` and returns what to print at the end. The exit code is 2 when a
-    folder is missing or cannot be written.
+    Files that are no records are named on stderr, one line each. `work(shown, out, those
+    lines)` writes below `out` and returns what to print at the end; what `shown` has to say about
+    itself comes after it. The exit code is 2 when a folder is missing or cannot be written.
     """
     parser = argparse.ArgumentParser(prog=prog, description=description)
-    parser.add_argument("runs", nargs="*", default=["runs"], help="folders with records")
+    parser.add_argument("runs", nargs="*", default=["runs"], help="folders with records (runs)")
     parser.add_argument("-o", "--out", type=Path, default=out, help=f"where to write ({out})")
     options = parser.parse_args(arguments)
     skipped: list[str] = []
     try:
         with _said(skipped):
-            found = sound(records(*options.runs))
+            found = shown(*options.runs)
         with _said([]):
             print(work(found, options.out, skipped))
+        if found.note:
+            print(found.note)
     except OSError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -56,7 +58,8 @@ def _said(skipped: list[str]) -> Iterator[None]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         yield
-    found = [str(one.message) for one in caught if str(one.message).startswith("skipped ")]
+    texts = [str(one.message).encode("utf-8", "backslashreplace").decode() for one in caught]
+    found = [text for text in texts if text.startswith("skipped ")]
     for text in found:
         print(f"warning: {text}", file=sys.stderr)
     skipped += found

@@ -20,6 +20,7 @@ from analysis.headlines import Headline, headlines
 from analysis.load import frame
 from analysis.markup import figure_html, png, svg, table_html
 from analysis.plots import plots
+from analysis.shown import Shown
 from analysis.tables import TITLES, tables
 from analysis.timeline import timelines_figure
 from streambp.bench import paper
@@ -34,9 +35,11 @@ _PROVENANCES = {
 }
 
 
-def report(found: Sequence[RunRecord], skipped: Sequence[str] = ()) -> str:
-    """The page as one string. `skipped`: warnings about files that were no records."""
-    sections = [("summary", "Summary", _summary(found, skipped))]
+def report(found: Sequence[RunRecord], skipped: Sequence[str] = (), note: str | None = None) -> str:
+    """The page as one string. `skipped`: warnings about files that were no records; `note`: what
+    to say about the records first."""
+    said = f"<p class=note>{html.escape(note)}</p>" if note else ""
+    sections = [("summary", "Summary", said + _summary(found, skipped))]
     for experiment in paper.EXPERIMENTS:
         body = _experiment(found, experiment)
         if body:
@@ -227,11 +230,11 @@ def _failures(found: Sequence[RunRecord]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    def work(found: Sequence[RunRecord], out: Path, skipped: Sequence[str]) -> str:
-        page = report(found, skipped)
+    def work(found: Shown, out: Path, skipped: Sequence[str]) -> str:
+        page = report(found.records, skipped, found.note)
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(page, encoding="utf-8")
-        return f"{out}: {len(found)} runs, {len(page) / 2**20:.1f} MiB"
+        return f"{out}: {len(found.records)} runs, {len(page) / 2**20:.1f} MiB"
 
     return command.main(
         arguments,

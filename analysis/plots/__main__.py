@@ -8,12 +8,12 @@ from pathlib import Path
 
 from analysis import command
 from analysis.plots import write
-from streambp.bench.records import RunRecord
+from analysis.shown import Shown
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    def work(found: Sequence[RunRecord], out: Path, skipped: Sequence[str]) -> str:
-        return command.files_line(write(found, out), out, found)
+    def work(found: Shown, out: Path, skipped: Sequence[str]) -> str:
+        return command.files_line(write(found.records, out), out, found.records)
 
     return command.main(
         arguments,

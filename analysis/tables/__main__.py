@@ -7,17 +7,17 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from analysis import command
+from analysis.shown import Shown
 from analysis.tables import write
-from streambp.bench.records import RunRecord
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    def work(found: Sequence[RunRecord], out: Path, skipped: Sequence[str]) -> str:
-        files = write(found, out)
+    def work(found: Shown, out: Path, skipped: Sequence[str]) -> str:
+        files = write(found.records, out)
         for path in files:
             if path.suffix == ".md":
                 print(path.read_text(encoding="utf-8"))
-        return command.files_line(files, out, found)
+        return command.files_line(files, out, found.records)
 
     return command.main(
         arguments,
