@@ -12,7 +12,8 @@ from streambp.bench.config import TrackingConfig
 from streambp.bench.records import RunRecord
 from streambp.bench.runner import run_job
 from streambp.bench.tracking import Tracker, tracker_for
-from streambp.bench.tracking.wandb_tracker import MASK, masked, mode
+from streambp.bench.tracking.masking import MASK, masked
+from streambp.bench.tracking.wandb_tracker import mode
 
 
 class FakeRun:
@@ -140,6 +141,93 @@ def test_what_looks_like_a_key_is_masked(monkeypatch):
     assert found["tokens_per_step"] == 4
     assert found["tokenizer"] == "/path/to/tokenizer"
     assert found["monkey"] == "george"
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "secret"),
+    [
+        ("MYAPIKEY", "abcdefgh1", "abcdefgh1"),
+        ("GITHUB_PAT", "abcdefgh2", "abcdefgh2"),
+        ("MY_PASSPHRASE", "correct horse", "correct horse"),
+        ("KAGGLE_KEY_1", "abcdefgh3", "abcdefgh3"),
+        ("dbPassword", "hunter2", "hunter2"),
+        ("DATABASE_URL", "postgres://me:s3cr%40t@host:5432/db", "s3cr%40t"),
+        ("DATABASE_URL", "postgres://me:s3cr%40t@host:5432/db", "s3cr@t"),
+    ],
+)
+def test_secrets_of_the_environment_are_masked_wherever_they_stand(
+    monkeypatch, variable, value, secret
+):
+    monkeypatch.setenv(variable, value)
+    found = masked({f"a {secret} b": [f"x/{secret}/y", secret]})
+    assert found == {f"a {MASK} b": [f"x/{MASK}/y", MASK]}
+
+
+def test_words_that_stand_everywhere_are_no_secrets(monkeypatch):
+    for name, value in (("USE_AUTH", "true"), ("MAX_TOKENS", "1024"), ("PWD", "/some/folder")):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("MY_SECRET", "flat")  # short: only as a word of its own
+    kept = ["seq_len=1024", "force=true", "/some/folder", "flatten", "no such key: foo"]
+    assert masked(kept) == kept
+    assert masked("flat x") == f"{MASK} x"
+
+
+@pytest.mark.parametrize(
+    "secret",
+    [
+        "glpat-" + "aB3_" * 5,
+        "AIza" + "Sy1-" * 9,
+        "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.c2lnbmF0dXJl",
+        "wandb_v1_" + "aB3d" * 8,
+        "ghs_" + "a1B2" * 9,
+    ],
+)
+def test_shapes_of_keys_are_masked(secret):
+    assert masked(f"x {secret} y") == f"x {MASK} y"
+
+
+def test_headers_addresses_and_assignments_are_masked():
+    assert masked("curl -H 'Authorization: Bearer abc.def'") == f"curl -H 'Authorization: {MASK}'"
+    assert masked("Bearer abcdef") == f"Bearer {MASK}"
+    assert masked("see https://me:pw@host/x") == f"see https://{MASK}@host/x"
+    assert masked("me:pw@host") == f"{MASK}@host"
+    assert masked("+x={api_key: abc, b: 2}") == f"+x={{api_key: {MASK}, b: 2}}"
+    assert masked("seq_len=3 and db_password=abc") == f"seq_len=3 and db_password={MASK}"
+    two = masked({"hf_" + "a" * 30: 1, "hf_" + "b" * 30: 2})
+    assert two == {MASK: 1, f"{MASK}2": 2}
+
+
+@pytest.mark.parametrize("field", ["project", "entity"])
+def test_an_address_that_is_a_secret_is_not_sent(fake_wandb, make_config, monkeypatch, field):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
+    monkeypatch.setenv("MY_SECRET", "supersecretvalue123")
+    tracking = {"name": "wandb", field: "supersecretvalue123"}
+    with pytest.warns(UserWarning, match=rf"tracking\.{field} looks like a secret"):
+        assert run_job(make_config(tracking=tracking)).record.status == "ok"
+    assert fake_wandb.runs == []
+
+
+def test_no_secret_is_in_what_the_real_wandb_stores(make_config, fake_worker, monkeypatch):
+    pytest.importorskip("wandb")
+    secret = "supersecretvalue123"
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    monkeypatch.setenv("MY_SECRET", secret)
+    outcome = run_job(
+        make_config(
+            tracking={
+                "name": "wandb",
+                "mode": "offline",
+                "tags": [secret, "x" * 50 + secret],  # the second is cut within the secret
+                "group": f"group {secret}",
+            },
+            model={"name": f"m-{secret}", "config": {"model_type": "qwen3", secret: secret}},
+        ),
+        overrides=[f"tracking.tags=[{secret}]"],
+    )
+    (file,) = outcome.folder.rglob("*.wandb")
+    stored = file.read_bytes()
+    assert b"training/loss" in stored
+    assert secret[:10].encode() not in stored
 
 
 def test_no_tracking_is_silent(tmp_path):

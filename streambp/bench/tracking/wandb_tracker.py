@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import netrc
 import os
-import re
 import statistics
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -20,42 +19,8 @@ from streambp.bench.config import TrackingConfig
 from streambp.bench.progress import Event
 from streambp.bench.records import RunRecord
 from streambp.bench.tracking.base import Tracker
+from streambp.bench.tracking.masking import masked
 from streambp.bench.tracking.wandb_tables import tables_of
-
-MASK = "***"
-_SECRET_NAME = re.compile(
-    r"(?i)(?:^|[^a-z])(?:api)?(?:key|token|password|passwd|secret|credential)s?$"
-)
-_SECRET_VALUE = re.compile(
-    r"(?:(?:sk|hf|ghp|gho|github_pat|xox[bap])[-_][A-Za-z0-9_-]{16,}|\b[0-9a-f]{40}\b|\bAKIA[0-9A-Z]{16}\b)"
-)
-_NOT_SECRET = ("commit", "fingerprint")
-
-
-def masked(value: Any, name: str = "") -> Any:
-    """`value` with everything that looks like a key replaced by `***`.
-
-    Looks at names (api_key, token, password; also in "name=value"), at values in the shape of
-    known kinds of keys, and at values equal to that of an environment variable with such a name.
-    """
-    if isinstance(value, Mapping):
-        return {key: masked(inner, str(key)) for key, inner in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [masked(inner, name) for inner in value]
-    if not isinstance(value, str) or name in _NOT_SECRET:
-        return value
-    if _SECRET_NAME.search(name) and value:
-        return MASK
-    assigned, separator, _ = value.partition("=")
-    if separator and _SECRET_NAME.search(assigned):
-        return f"{assigned}={MASK}"
-    for secret in _environment_secrets():
-        value = value.replace(secret, MASK)
-    return _SECRET_VALUE.sub(MASK, value)
-
-
-def _environment_secrets() -> list[str]:
-    return [v for k, v in os.environ.items() if _SECRET_NAME.search(k) and len(v) >= 8]
 
 
 def mode(config: TrackingConfig) -> Literal["online", "offline", "disabled"]:
@@ -103,7 +68,8 @@ def _tags(record: RunRecord, own: Sequence[str]) -> list[str]:
     """The user's tags, then experiment, model, method, tuning, device: 64 characters at most."""
     groups = (record.config.get(name) for name in ("model", "method", "tuning", "device"))
     names = [group["name"] for group in groups if isinstance(group, Mapping)]
-    return list(dict.fromkeys(str(tag)[:64] for tag in [*own, record.experiment, *names] if tag))
+    tags = (str(masked(str(tag)))[:64] for tag in [*own, record.experiment, *names] if tag)
+    return list(dict.fromkeys(tags))
 
 
 class WandbTracker(Tracker):
@@ -129,12 +95,15 @@ class WandbTracker(Tracker):
     def _start(self, record: RunRecord) -> None:
         import wandb
 
+        for name in ("project", "entity"):  # an address: masked, it would be another one
+            if masked(getattr(self._config, name)) != getattr(self._config, name):
+                raise ValueError(f"tracking.{name} looks like a secret, so nothing is sent")
         self._run = wandb.init(
             project=self._config.project,
             entity=self._config.entity,
-            group=self._config.group or record.experiment,
+            group=masked(self._config.group or record.experiment),
             tags=_tags(record, self._config.tags),
-            name=record.job,
+            name=masked(record.job),
             id=record.run_id,
             dir=str(self._folder),
             mode=mode(self._config),
