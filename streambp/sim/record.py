@@ -135,7 +135,7 @@ def _blocks(
     """What came and went. Where short depths don't tell: of the whole model, if that takes seconds
     or `whole` asks for it; else None."""
     if simulation.blocks is None and (whole or simulation.num_ops <= _WHOLE_MODEL_OPS):
-        period = depth_of(workload.model).period
+        period = depth_of(workload.model, workload.tuning).period
         return run_pass(workload, period=period, record_events=True).blocks
     return simulation.blocks
 

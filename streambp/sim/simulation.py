@@ -61,7 +61,7 @@ def simulate(
     Raises:
         SimulationError, ValueError: see `run_pass`.
     """
-    depth = depth_of(workload.model)
+    depth = depth_of(workload.model, workload.tuning)
     pair = None if full else depth.short_pair()
 
     def run(cell: Workload, record_events: bool = record_events) -> Pass:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from streambp.bench.config import ModelConfig, TuningConfig
 from streambp.bench.models import hf_config
 from streambp.sim.gpus import Gpu
+from streambp.sim.layers import Layer, layers_of
 from streambp.sim.settings import Assumptions
 
 
@@ -60,19 +61,43 @@ class Depth:
         return (first, second) if second < self.num_layers else None
 
 
-def depth_of(model: ModelConfig) -> Depth:
-    """Number of decoder layers of a model, and the period of their kinds."""
+def depth_of(model: ModelConfig, tuning: TuningConfig | None = None) -> Depth:
+    """Number of decoder layers of a model, and the period of their kinds.
+
+    Two layers are of a kind if the full model builds them alike and the configuration's lists by
+    layer say the same of both. Where the model cut short doesn't begin with the same layers, the
+    whole depth is the period: nothing is told from shorter ones.
+    """
+    tuning = tuning or TuningConfig()
     config = hf_config(model)
     num_layers = config.num_hidden_layers
-    columns = list(_per_layer_lists(config.to_dict(), num_layers).values())
-    for period in range(1, num_layers + 1):
+    layers = layers_of(model, tuning)
+    if len(layers) != num_layers:
+        return Depth(num_layers, num_layers)
+    columns: list[Sequence[Any]] = [layers]
+    columns += _per_layer_lists(config.to_dict(), num_layers).values()
+    period = next(
+        period
+        for period in range(1, num_layers + 1)
         if all(
             column[i] == column[i + period]
             for column in columns
             for i in range(num_layers - period)
-        ):
-            return Depth(num_layers, period)
-    raise AssertionError("a model repeats at the latest after all its layers")
+        )
+    )
+    depth = Depth(num_layers, period)
+    alike = all(
+        _cut_layers(model, tuning, short) == layers[:short] for short in depth.short_pair() or ()
+    )
+    return depth if alike else Depth(num_layers, num_layers)
+
+
+def _cut_layers(model: ModelConfig, tuning: TuningConfig, num_layers: int) -> list[Layer] | None:
+    """The layers of the model cut short; None if its configuration allows no such model."""
+    try:
+        return layers_of(with_num_layers(model, num_layers), tuning)
+    except ValueError:
+        return None
 
 
 def with_num_layers(model: ModelConfig, num_layers: int) -> ModelConfig:

@@ -125,6 +125,39 @@ def test_alternating_layers_repeat_by_their_period():
     assert told_apart(fast.blocks) == told_apart(full.blocks)
 
 
+MIXTURE = {
+    "model_type": "qwen3_moe",
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 512,
+}
+
+
+@pytest.mark.parametrize(
+    ("fields", "num_layers_run"),
+    [
+        ({**MIXTURE, "mlp_only_layers": [0, 1, 2]}, 9),  # no list by layer says which are dense
+        ({**MIXTURE, "mlp_only_layers": [8]}, 9),
+        ({**MIXTURE, "num_hidden_layers": 10, "decoder_sparse_step": 2}, 8),
+        (MIXTURE, 4),
+        ({}, 4),
+    ],
+)
+def test_layers_that_differ_are_not_taken_for_each_other(fields, num_layers_run):
+    workload = small_workload("checkpointing", model=small_model(9, **fields))
+    fast, full = simulate(workload), simulate(workload, full=True)
+    assert fast.num_layers_run == num_layers_run
+    assert fast.phase_peaks == full.phase_peaks
+
+
+def test_layers_with_adapters_are_not_taken_for_those_without():
+    some = TuningConfig(name="lora", rank=4, target_modules=["layers.1.self_attn.q_proj"])
+    workload = small_workload("checkpointing", model=small_model(9), tuning=some)
+    fast, full = simulate(workload), simulate(workload, full=True)
+    assert fast.num_layers_run == 9
+    assert fast.phase_peaks == full.phase_peaks
+
+
 @pytest.mark.parametrize(
     ("method", "options"),
     [("standard", {}), ("checkpointing", {}), ("streambp", CHUNKS)],
