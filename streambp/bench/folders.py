@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -158,8 +157,8 @@ def _close_abandoned(folder: Path) -> bool:
         except BlockingIOError:
             return False
         draft = folder / _DRAFT_NAME
-        with contextlib.suppress(FileNotFoundError, ValueError, TypeError):  # no or foreign draft
-            record = RunRecord(**json.loads(draft.read_text(encoding="utf-8")))
+        with contextlib.suppress(RecordError):  # no or foreign draft
+            record = RunRecord.load(draft)
             record.finished_at = utc_now()
             record.write(folder)
         draft.unlink(missing_ok=True)

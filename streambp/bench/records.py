@@ -19,9 +19,9 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-SCHEMA_VERSION = 1
+from streambp.bench.schema import SCHEMA_VERSION, schema_problem
+
 RECORD_NAME = "record.json"
-STATUSES = ("ok", "oom", "error", "killed")
 FINISHED = ("ok", "oom")  # an answer: not run again. error and killed are run again on resume
 SECTIONS = ("training", "memory", "time", "flops", "search", "provenance", "notes")
 
@@ -95,14 +95,15 @@ class RunRecord:
         """The record in a file (or in a run's folder).
 
         Raises:
-            RecordError: not JSON, not a record, or a record of another schema version.
+            RecordError: not JSON, not a record, a record of another schema version, or one that
+                holds what code which reads records cannot use.
         """
         path = Path(path)
         if path.is_dir():
             path = path / RECORD_NAME
         try:
             values = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise RecordError(f"{path}: not a readable record ({error})") from error
         problem = schema_problem(values)
         if problem:
@@ -111,47 +112,6 @@ class RunRecord:
         record = cls(**{key: value for key, value in values.items() if key in known})
         record.path = path
         return record
-
-
-_TYPES: dict[str, tuple[type, ...]] = {
-    "run_id": (str,),
-    "fingerprint": (str,),
-    "experiment": (str,),
-    "job": (str,),
-    "status": (str,),
-    "started_at": (str,),
-    "finished_at": (str,),
-    "config": (dict,),
-    "status_detail": (str, type(None)),
-    "overrides": (list,),
-    "versions": (dict,),
-    "hardware": (dict,),
-    "git": (dict,),
-    "training": (dict, type(None)),
-    "memory": (dict, type(None)),
-    "time": (dict, type(None)),
-    "flops": (dict, type(None)),
-    "search": (dict, type(None)),
-    "provenance": (dict,),
-    "notes": (list,),
-}
-
-
-def schema_problem(values: Any) -> str | None:
-    """Why `values` is not a record of this schema, or None when it is one."""
-    if not isinstance(values, Mapping) or "schema_version" not in values:
-        return "not a run record (no schema_version)"
-    if values["schema_version"] != SCHEMA_VERSION:
-        version = values["schema_version"]
-        return f"schema version {version!r}; this code reads version {SCHEMA_VERSION}"
-    for name, types in _TYPES.items():
-        if name not in values:
-            return f"field {name!r} is missing"
-        if not isinstance(values[name], types):
-            return f"field {name!r} holds a {type(values[name]).__name__}"
-    if values["status"] not in STATUSES:
-        return f"status {values['status']!r} is none of {', '.join(STATUSES)}"
-    return None
 
 
 def iter_records(root: Path | str) -> Iterator[RunRecord]:

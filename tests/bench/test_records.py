@@ -120,6 +120,44 @@ def test_fields_of_the_wrong_type_are_refused(tmp_path):
             RunRecord.load(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [
+        ("git", {"commit": ["x"]}),
+        ("git", {"dirty": "yes"}),
+        ("versions", {"torch": 2}),
+        ("provenance", {"memory": ["measured"]}),
+        ("overrides", [["seq_len=3"]]),
+        ("notes", [3]),
+        ("config", {"model": {"name": 3}}),
+        ("config", {"seq_len": "8"}),
+        ("memory", {"peak_live_bytes": "many"}),
+        ("time", {"forward_time_s_samples": ["fast"]}),
+        ("training", {"loss_per_step": 3}),
+        ("search", {"largest": "8"}),
+        ("job", "m\ud800x"),
+        ("config", {"m\ud800x": 1}),
+    ],
+)
+def test_values_that_readers_cannot_use_are_refused(tmp_path, name, wrong):
+    values = json.loads(make_record().to_json())
+    (tmp_path / "record.json").write_text(json.dumps({**values, name: wrong}))
+    with pytest.raises(RecordError, match=r"record\.json: "):
+        RunRecord.load(tmp_path)
+
+
+@pytest.mark.parametrize("depth", [300, 200_000])
+def test_deeply_nested_files_are_refused(tmp_path, depth):
+    text = (
+        make_record()
+        .to_json()
+        .replace('"config": {', f'"config": {{"x": {"[" * depth}{"]" * depth},')
+    )
+    (tmp_path / "record.json").write_text(text)
+    with pytest.raises(RecordError, match=r"record\.json: "):
+        RunRecord.load(tmp_path)
+
+
 def test_fingerprint_ignores_order_and_launch_settings_and_sees_the_rest(monkeypatch, tmp_path):
     config = {"seq_len": 8, "model": {"name": "a", "x": 1}, "experiment": {"name": "e"}}
     same = {"model": {"x": 1, "name": "a"}, "experiment": {"name": "e"}, "seq_len": 8}
