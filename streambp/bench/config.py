@@ -139,7 +139,7 @@ class ModelConfig:
         """Name the model after its file or folder, and keep what its configuration says."""
         field_name = "model.checkpoint" if self.checkpoint is not None else "model.hf_config"
         given = Path(str(self.checkpoint or self.hf_config)).expanduser().absolute()
-        file = given if self.checkpoint is None else _config_of_checkpoint(self.checkpoint)
+        file = given if self.checkpoint is None else config_of_checkpoint(self.checkpoint)
         try:
             values = json.loads(file.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
@@ -160,7 +160,7 @@ class ModelConfig:
         object.__setattr__(self, "config", values)
 
 
-def _config_of_checkpoint(checkpoint: str) -> Path:
+def config_of_checkpoint(checkpoint: str) -> Path:
     """The config.json of a checkpoint folder, or of a model in the local Hugging Face cache."""
     folder = Path(checkpoint).expanduser().absolute()
     if folder.is_dir():

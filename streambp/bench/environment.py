@@ -15,6 +15,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from streambp.bench.config import ConfigError, config_of_checkpoint
+
 PACKAGES = ("streambp", "torch", "transformers", "peft", "numpy", "hydra-core", "wandb", "triton")
 PACKAGE_ROOT = Path(__file__).resolve().parents[1]
 
@@ -32,6 +34,10 @@ _PRESENTATION = (
     "bench/tables.py",
     "bench/tracking/",
 )
+
+
+_WHOLE_FILE_BYTES = 64 << 20  # above it, reading all of a file would hold up the start of a run
+_END_BYTES = 1 << 20
 
 
 def versions() -> dict[str, str | None]:
@@ -134,15 +140,18 @@ def code_version() -> str:
 def fingerprint(config: dict[str, Any]) -> str:
     """Equal for two runs exactly when their results are expected to be: config and code, hashed.
 
-    Local inputs (checkpoint, text, tokenizer) count with the names and sizes of their files. Left
-    out: `LAUNCH_KEYS` and the experiment's description.
+    Local inputs (checkpoint, text, tokenizer) count with the names and contents of their files.
+    Left out: `LAUNCH_KEYS` and the experiment's description.
+
+    Raises:
+        ConfigError: a local input cannot be read.
     """
     relevant = {key: value for key, value in config.items() if key not in LAUNCH_KEYS}
     experiment = dict(relevant.get("experiment") or {})
     experiment.pop("description", None)
     relevant["experiment"] = experiment
     relevant["inputs"] = [
-        _listing(path)
+        _contents(f"{group}.{key}", path)
         for group, key in (("model", "checkpoint"), ("data", "path"), ("data", "tokenizer"))
         if (path := (config.get(group) or {}).get(key))
     ]
@@ -150,8 +159,36 @@ def fingerprint(config: dict[str, Any]) -> str:
     return hashlib.sha256(f"{code_version()}\n{text}".encode()).hexdigest()
 
 
-def _listing(path: str) -> list[tuple[str, int]]:
-    """(name, size in bytes) of a file, or of every file in a folder."""
+def _contents(setting: str, path: str) -> list[tuple[str, str]]:
+    """(name, hash) of a file, or of every file in a folder or in the folder of a cached model."""
     root = Path(path).expanduser()
-    files = [root] if root.is_file() else [file for file in root.rglob("*") if file.is_file()]
-    return sorted((str(file.relative_to(root)), file.stat().st_size) for file in files)
+    try:
+        if setting == "model.checkpoint":
+            root = config_of_checkpoint(path).parent
+        files = [root] if root.is_file() else [file for file in root.rglob("*") if file.is_file()]
+        return sorted((str(file.relative_to(root)), _hash(file)) for file in files)
+    except OSError as error:
+        reason = f"{error.filename or root} can't be read ({error.strerror})"
+        raise ConfigError(
+            setting, path, reason, f"allow reading it, or another {setting}"
+        ) from None
+
+
+def _hash(file: Path) -> str:
+    known = file.stat()
+    return _hash_of(str(file.absolute()), known.st_size, known.st_mtime_ns, known.st_ino)
+
+
+@functools.lru_cache(maxsize=4096)  # the jobs of a sweep share their inputs
+def _hash_of(path: str, size: int, mtime_ns: int, inode: int) -> str:
+    """Of all bytes; of a large file, its head and tail with its size and time of change."""
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        if size <= _WHOLE_FILE_BYTES:
+            while block := file.read(_END_BYTES):
+                digest.update(block)
+        else:
+            digest.update(f"{size} {mtime_ns} ".encode() + file.read(_END_BYTES))
+            file.seek(-_END_BYTES, os.SEEK_END)
+            digest.update(file.read())
+    return digest.hexdigest()

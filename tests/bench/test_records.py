@@ -7,6 +7,7 @@ import threading
 import pytest
 
 from streambp.bench import environment, records
+from streambp.bench.config import ConfigError
 from streambp.bench.records import RecordError, RunRecord, iter_records
 
 
@@ -175,6 +176,52 @@ def test_fingerprint_ignores_order_and_launch_settings_and_sees_the_rest(monkeyp
     assert environment.fingerprint({**config, "data": {"path": str(text)}}) != before
     monkeypatch.setattr(environment, "code_version", lambda: "other")
     assert environment.fingerprint(config) != first
+
+
+def test_fingerprint_sees_the_contents_of_inputs(monkeypatch, tmp_path):
+    def fingerprint(path):
+        return environment.fingerprint({"data": {"path": str(path)}})
+
+    text = tmp_path / "text.txt"
+    text.write_text("one")
+    kept = (text.stat().st_atime_ns, text.stat().st_mtime_ns)
+    first, folder = fingerprint(text), fingerprint(tmp_path)
+    os.utime(text)
+    assert fingerprint(text) == first  # touched, not changed
+    changed = tmp_path / "changed"
+    changed.write_text("two")  # as long, and as old
+    os.utime(changed, ns=kept)
+    changed.replace(text)
+    assert fingerprint(text) != first
+    assert fingerprint(tmp_path) != folder
+
+
+@pytest.mark.parametrize("place", [0, 15, -1])
+def test_fingerprint_sees_changes_of_large_files(monkeypatch, tmp_path, place):
+    monkeypatch.setattr(environment, "_WHOLE_FILE_BYTES", 20)
+    monkeypatch.setattr(environment, "_END_BYTES", 4)
+    file = tmp_path / "model.safetensors"
+    content = bytearray(range(30))
+    file.write_bytes(content)
+    config = {"data": {"tokenizer": str(tmp_path)}}
+    first = environment.fingerprint(config)
+    time = file.stat().st_mtime_ns
+    content[place] += 100
+    file.write_bytes(content)
+    # The middle is not read: there the time of the change tells.
+    os.utime(file, ns=(time, time + (place == 15)))
+    environment._hash_of.cache_clear()
+    assert environment.fingerprint(config) != first
+
+
+def test_an_input_that_cannot_be_read_is_named(monkeypatch, tmp_path):
+    def refuse(*_):
+        raise PermissionError(13, "Permission denied", "some.txt")
+
+    monkeypatch.setattr(environment, "_hash", refuse)
+    (tmp_path / "some.txt").write_text("one")
+    with pytest.raises(ConfigError, match=r"data\.path=.*some\.txt can't be read"):
+        environment.fingerprint({"data": {"path": str(tmp_path)}})
 
 
 def test_environment_says_what_is_known():
