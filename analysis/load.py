@@ -16,6 +16,7 @@ from typing import Any
 
 import pandas as pd
 
+from analysis.checks import check_record, check_row, number, numbers
 from streambp.bench.folders import TIMELINE_NAME
 from streambp.bench.records import RunRecord, iter_records
 
@@ -37,6 +38,7 @@ _MEMORY_FIELDS = (
     "headroom_bytes",
     "intermediate_peak_bytes",
 )
+_MALFORMED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 _PROVENANCES = ("memory", "time", "training", "flops", "search")
 _PACKAGES = ("python", "torch", "transformers", "streambp")
 _TIMES = ("forward", "backward", "forward_backward", "optimizer", "step")
@@ -98,8 +100,11 @@ def frame(found: Iterable[RunRecord]) -> pd.DataFrame:
     rows = {}
     for index, record in enumerate(found):
         try:
-            rows[index] = _row(record)
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            check_record(record)
+            row = _row(record)
+            check_row(row)
+            rows[index] = row
+        except _MALFORMED as error:
             reason = f"{type(error).__name__}: {error}"
             warnings.warn(f"skipped {record.path}: its contents are malformed ({reason})")
     table = pd.DataFrame(list(rows.values()), index=list(rows), columns=list(COLUMNS))
@@ -189,8 +194,8 @@ def _row(record: RunRecord) -> dict[str, Any]:
         tuning=_name(config, "tuning"),
         optimizer=_name(config, "optimizer"),
         dtype=config.get("dtype"),
-        seq_len_tokens=_number(config["seq_len"]),
-        batch_size=_number(config["batch_size"]),
+        seq_len_tokens=number(config["seq_len"]),
+        batch_size=number(config["batch_size"]),
         grad_accum=config.get("grad_accum"),
         seed=config.get("seed"),
         num_chunks=(experiment.get("options") or {}).get("num_chunks"),
@@ -200,17 +205,17 @@ def _row(record: RunRecord) -> dict[str, Any]:
     _where(row, record)
     _memory(row, memory)
     for name in _TIMES:
-        samples = time.get(f"{name}_time_s_samples")
+        samples = numbers(time.get(f"{name}_time_s_samples"))
         if samples:
             row[f"{name}_time_s"] = statistics.median(samples)
             row["time_samples"] = max(row["time_samples"] or 0, len(samples))
-    losses = (record.training or {}).get("loss_per_step") or [None]
+    losses = numbers((record.training or {}).get("loss_per_step")) or [None]
     row.update(loss_first=losses[0], loss_last=losses[-1])
     row["total_flops"] = (record.flops or {}).get("total_flops")
     search = record.search or {}
     for name in ("parameter", "outcome", "largest", "smallest_failing", "step", "budget_bytes"):
         value = search.get(name)
-        row[f"search_{name}"] = value if isinstance(value, str) else _number(value)
+        row[f"search_{name}"] = value if isinstance(value, str) else number(value)
     if search:
         row["search_num_probes"] = len(search.get("probes") or [])
     for name in _PROVENANCES:
@@ -224,19 +229,12 @@ def _row(record: RunRecord) -> dict[str, Any]:
 
 def _memory(row: dict[str, Any], memory: Mapping[str, Any]) -> None:
     for name in _MEMORY_FIELDS:
-        row[name] = _number(memory.get(name))
+        row[name] = number(memory.get(name))
     row.update(fits=memory.get("fits"), peak_phase=memory.get("peak_phase"))
     for kind, name in _PEAKS:
         if memory.get(name) is not None:
             row.update(peak_bytes=memory[name], peak_kind=kind)
             break
-
-
-def _number(value: Any) -> Any:
-    """The value, if it is a number or None. TypeError otherwise."""
-    if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float))):
-        raise TypeError(f"{value!r} where a number should be")
-    return value
 
 
 def _where(row: dict[str, Any], record: RunRecord) -> None:
