@@ -21,11 +21,12 @@ _QUANTITIES = {
     "max_batch_size": "largest batch",
 }
 _PEAK_KINDS = {"allocated": "bytes allocated on the GPU", "live": "bytes of live tensors"}
-_ASSUMPTIONS: dict[str, dict[Any, str]] = {
-    "outputs_kept": {True: "model outputs kept alive in backward"},
-    "mask": {"additive": "an additive mask", "padding": "a padding mask"},
-    "paper": {True: "the paper's mask and outputs kept alive in backward"},
-    "gradients_resident": {False: "gradients not resident before the pass"},
+_ASSUMPTIONS = {  # [name, value] as JSON
+    '["outputs_kept", true]': "model outputs kept alive in backward",
+    '["mask", "additive"]': "an additive mask",
+    '["mask", "padding"]': "a padding mask",
+    '["paper", true]': "the paper's mask and outputs kept alive in backward",
+    '["gradients_resident", false]': "gradients not resident before the pass",
 }
 
 
@@ -82,24 +83,36 @@ def _provenance(run: pd.DataFrame) -> str:
 
 
 def _assumptions(run: pd.DataFrame) -> str:
-    """What simulated runs took for granted, by method where the methods differ."""
+    """What simulated runs took for granted, by method and model where these differ."""
+    stated: dict[str, dict[str, dict[str, None]]] = {}  # method -> model -> its words, in order
     simulated = run[run["device"] == "simulated"]
-    by_method: dict[str, set[str]] = {}
-    for row in simulated.drop_duplicates(["method", "assumptions"]).itertuples():
-        text: Any = row.assumptions
-        stated: dict[str, Any] = json.loads(text) if isinstance(text, str) else {}
-        if stated.get("paper"):
-            stated = {"paper": True}
-        words = [_ASSUMPTIONS.get(name, {}).get(value) for name, value in stated.items()]
-        if row.method == "streambp":  # keeps no outputs, whatever is said
-            words = [word for word in words if word and "outputs" not in word]
-        by_method.setdefault(row.method, set()).update(word for word in words if word)
-    stated_sets = {method: ", ".join(sorted(words)) for method, words in by_method.items() if words}
-    if not stated_sets:
-        return ""
-    if len(set(stated_sets.values())) == 1:
-        return f"Simulated {' and '.join(stated_sets)} with {next(iter(stated_sets.values()))}"
-    return "Simulated with: " + "; ".join(f"{k}: {v}" for k, v in stated_sets.items())
+    for row in simulated.drop_duplicates(["method", "model", "assumptions"]).itertuples():
+        words = _words(row.assumptions, str(row.method))
+        stated.setdefault(str(row.method), {}).setdefault(str(row.model), {})[words] = None
+    runs_of: dict[tuple[str, str], list[str]] = {}  # (words, model or "" for all) -> methods
+    for method, models in stated.items():
+        by_model = {model: " or ".join(w or "nothing" for w in ws) for model, ws in models.items()}
+        if len(set(by_model.values())) == 1:
+            by_model = {"": next(iter(by_model.values()))}
+        for model, words in by_model.items():
+            runs_of.setdefault((words, model), []).append(method)
+    parts = [
+        f"{' and '.join(methods)}{f' of {model}' if model else ''} with {words}"
+        for (words, model), methods in runs_of.items()
+        if words != "nothing"
+    ]
+    return f"Simulated {'; '.join(parts)}" if parts else ""
+
+
+def _words(assumptions: Any, method: str) -> str:
+    """A record's assumptions in words, none as ""."""
+    stated: dict[str, Any] = json.loads(assumptions) if isinstance(assumptions, str) else {}
+    if stated.get("paper"):
+        stated = {"paper": True}
+    known = (_ASSUMPTIONS.get(json.dumps([name, value])) for name, value in stated.items())
+    # streambp keeps no outputs, whatever is said
+    words = {word for word in known if word and not (method == "streambp" and "outputs" in word)}
+    return ", ".join(sorted(words))
 
 
 def _versions(run: pd.DataFrame) -> str:

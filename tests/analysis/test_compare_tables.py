@@ -139,6 +139,30 @@ def test_searches_show_their_outcome():
     assert "≥ 4,000,000" in text
 
 
+def test_a_caption_says_which_model_took_what_for_granted():
+    kept, masked = (
+        {"outputs_kept": True, "mask": "none"},
+        {"outputs_kept": True, "mask": "additive"},
+    )
+    found = [
+        make_record(
+            "other_models",
+            model={"name": model},
+            method={"name": method},
+            device={"assumptions": assumptions},
+        )
+        for model, assumptions in (("llama_3_1_8b", masked), ("gemma_3_1b", kept))
+        for method in ("standard", "checkpointing", "streambp")
+    ]
+    (table,) = tables.tables(found, "other_models")
+    outputs = "model outputs kept alive in backward"
+    runs = "standard and checkpointing of {}"
+    assert f"{runs.format('gemma_3_1b')} with {outputs}" in table.caption
+    assert f"{runs.format('llama_3_1_8b')} with an additive mask, {outputs}" in table.caption
+    (table,) = tables.tables(found[:2], "other_models")
+    assert f"Simulated standard and checkpointing with an additive mask, {outputs}" in table.caption
+
+
 def test_a_failed_run_is_named_in_its_cell():
     found = [make_record("bp_memory_figure", status="error", detail="x")]
     (table,) = tables.tables(found, "bp_memory_figure")
