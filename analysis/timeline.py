@@ -1,7 +1,7 @@
 """Live memory by category over one forward and backward pass, like the paper's figures 1 and 8.
 
 For any run with `measure.timeline=true`, simulated or measured. `python -m analysis.timeline
-<run folder> --out <file without suffix>` draws one.
+<run folder> -o <file without suffix>` draws one.
 """
 
 from __future__ import annotations
@@ -99,8 +99,8 @@ def _heading(record: RunRecord) -> str:
     config = record.config
     kind = record.provenance.get("memory") or "unknown provenance"
     if (config.get("experiment") or {}).get("kind") == "linear_example":
-        options = config["experiment"]["options"]
-        return f"linear example, {options['num_chunks']} chunks ({kind})"
+        options = config["experiment"].get("options") or {}
+        return f"linear example, {options.get('num_chunks')} chunks ({kind})"
     length = f"T = {config['seq_len']:,}"
     return f"{config['model']['name']}, {variant(config['method'])}, {length} ({kind})"
 
@@ -181,7 +181,7 @@ def _label(name: str, values: Sequence[Mapping[str, Any]]) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m analysis.timeline", description=__doc__)
     parser.add_argument("runs", nargs="+", help="run folders, drawn below each other")
-    parser.add_argument("--out", type=Path, default=Path("timeline"), help="without a suffix")
+    parser.add_argument("-o", "--out", type=Path, default=Path("timeline"), help="without a suffix")
     options = parser.parse_args(arguments)
     try:
         figure = timelines_figure([RunRecord.load(folder) for folder in options.runs])

@@ -125,7 +125,7 @@ def test_what_came_before_the_pass_is_cut(timed):
 
 def test_the_timeline_command(timed, tmp_path, capsys):
     folder = str(timed[0].path.parent)
-    assert timeline.main([folder, "--out", str(tmp_path / "pic")]) == 0
+    assert timeline.main([folder, "-o", str(tmp_path / "pic")]) == 0
     assert (tmp_path / "pic.pdf").stat().st_size > 0
     (timed[0].path.parent / "timeline.json").unlink()
     assert timeline.main([folder, "--out", str(tmp_path / "pic")]) == 2
