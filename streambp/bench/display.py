@@ -57,18 +57,19 @@ class Display:
         label = self._prefix + (" ".join(overrides) or f"{config.model.name} {config.method.name}")
         if not self._console.is_terminal:
             self._console.print(label, markup=False, soft_wrap=True)
-            yield self._line
+            yield self.event
             return
         with self._console.status(escape(label)) as status:
 
             def on_event(event: Event) -> None:
-                self._line(event)
+                self.event(event)
                 status.update(f"{escape(label)}  [cyan]{escape(_where(event))}[/cyan]")
 
             yield on_event
 
-    def _line(self, event: Event) -> None:
-        """A lone run prints what it does; among several that would bury the jobs, not warnings."""
+    def event(self, event: Event) -> None:
+        """A line for an event. A lone run prints what it does; among several that would bury the
+        jobs, not warnings."""
         lone = self._job is None or self._job[1] == 1
         if event["event"] == "warning" or (event["event"] != "phase" and lone):
             self._console.print(f"  {_where(event)}", markup=False, soft_wrap=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -104,6 +105,20 @@ def claim(
         raise RunsFolderError(experiment, error) from error
 
 
+def check_writable(experiment: Path) -> None:
+    """Create the folder of an experiment's runs.
+
+    Raises:
+        RunsFolderError: it cannot be created, or nothing in it.
+    """
+    try:
+        experiment.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=experiment):
+            pass
+    except OSError as error:
+        raise RunsFolderError(experiment, error) from error
+
+
 def attempts(experiment: Path, job: str) -> list[Path]:
     """The folders of all attempts at a job, oldest first."""
     found = []
@@ -114,14 +129,21 @@ def attempts(experiment: Path, job: str) -> list[Path]:
     return [folder for _, folder in sorted(found)]
 
 
-def close_abandoned(experiment: Path) -> None:
-    """Give every folder of an experiment whose process died its record of status killed."""
+def close_abandoned(experiment: Path) -> list[Path]:
+    """Give every folder of an experiment whose process died its record of status killed.
+
+    Returns those folders; folders of runs in progress are left alone.
+    """
     if not experiment.is_dir():
-        return
+        return []
     with _locked(experiment / _LOCK_NAME):
-        for draft in experiment.glob(f"*/{_DRAFT_NAME}"):
-            if not (draft.parent / RECORD_NAME).exists():
-                _close_abandoned(draft.parent)
+        return [
+            draft.parent
+            for draft in sorted(experiment.glob(f"*/{_DRAFT_NAME}"))
+            if not (draft.parent / RECORD_NAME).exists()
+            and _close_abandoned(draft.parent)
+            and (draft.parent / RECORD_NAME).exists()
+        ]
 
 
 def _existing(

@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from streambp.bench import environment, preflight
+from streambp.bench import environment, folders, preflight
 from streambp.bench.config import RunConfig
 from streambp.bench.folders import (
     CONFIG_NAME,
@@ -68,8 +68,11 @@ def run_job(
     config, notes = preflight.resolve(config, lone=lone)
     fingerprint = environment.fingerprint(config.to_dict())
     job = job_name(config, fingerprint)
+    home = Path(config.runs_dir) / config.experiment.name
+    if lone:  # a sweep has done so for all its jobs
+        close_abandoned(home, on_event)
     claimed = claim(
-        Path(config.runs_dir) / config.experiment.name,
+        home,
         job,
         fingerprint,
         force=config.force,
@@ -95,6 +98,22 @@ def run_job(
     )
     _execute(config, claimed, record, on_event)
     return JobOutcome(record, skipped=False, wall_time_s=time.monotonic() - started)
+
+
+def close_abandoned(home: Path, on_event: Listener) -> None:
+    """Record attempts of an experiment whose supervising process died as killed, and say so.
+
+    Raises:
+        RunsFolderError: the runs folder cannot be written.
+    """
+    try:
+        for folder in folders.close_abandoned(home):
+            text = (
+                f"an earlier attempt died without a record; it is now recorded as killed: {folder}"
+            )
+            on_event({"event": "warning", "text": text})
+    except OSError as error:
+        raise RunsFolderError(home, error) from error
 
 
 def _execute(config: RunConfig, claimed: Claim, record: RunRecord, on_event: Listener) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from streambp.bench import folders, preflight
+from streambp.bench import folders, preflight, runner
 from streambp.bench.cli import EXIT_FAILED, EXIT_INTERRUPTED, JOBS_VARIABLE, exit_code, stop
 from streambp.bench.config import RunConfig
 from streambp.bench.display import Display
@@ -60,6 +60,12 @@ class Sweeper(BasicSweeper):
         os.environ[JOBS_VARIABLE] = str(len(jobs))
         display = Display(None)
         display.sweep_starts(len(jobs))
+        try:
+            for home in dict.fromkeys(homes):
+                folders.check_writable(home)
+                runner.close_abandoned(home, display.event)
+        except folders.RunsFolderError as error:
+            stop(str(error))
         try:
             returns = self.launcher.launch(jobs, initial_job_idx=0)
             # (The property `return_value` would raise a job's error here.)

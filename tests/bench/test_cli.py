@@ -91,6 +91,14 @@ def test_bad_commands_end_early_without_a_traceback(tmp_path, arguments, said):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_runs_folder_that_cannot_be_written_ends_a_sweep_at_its_start(tmp_path):
+    (tmp_path / "file").write_text("")
+    done = run(tmp_path / "file", "-m", "seq_len=32,64", "method=standard")
+    assert done.returncode == cli.EXIT_USAGE, done.stderr
+    assert done.stderr.count("runs_dir: cannot write") == 1
+    assert "job 1/2" not in done.stdout
+
+
 def test_a_sweep_goes_on_after_failures_and_resumes(tmp_path):
     jobs = ["-m", f"{BEHAVIOUR}ok,error,SIGKILL,oom", "method=standard"]
     done = run(tmp_path, *jobs)
@@ -148,10 +156,11 @@ def test_ending_the_sweep_ends_its_worker_and_loses_nothing(tmp_path, sent):
     wait_for(lambda: gone(int(pid_file.read_text())), timeout_s=10)
     if sent == signal.SIGKILL:
         assert not (pid_file.parent / "record.json").exists()
-        run(tmp_path, f"{BEHAVIOUR}sleep", "method=standard", "timeout_s=0.1")
+        other = run(tmp_path, "-m", "seq_len=32", "method=standard")
+        assert f"recorded as killed: {pid_file.parent}" in other.stdout
     else:
         assert process.returncode == cli.EXIT_INTERRUPTED
         assert "the same command again runs what is missing" in errors
     assert RunRecord.load(pid_file.parent).status == "killed"
     statuses = [record.status for record in iter_records(tmp_path)]
-    assert statuses.count("ok") == 1 and "error" not in statuses
+    assert statuses.count("ok") == 1 + (sent == signal.SIGKILL) and "error" not in statuses

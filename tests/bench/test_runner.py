@@ -119,7 +119,10 @@ def test_a_damaged_record_is_left_alone_and_the_run_done_again(make_config):
     assert said.startswith(f"skipped {first.folder / 'record.json'}: not a readable record")
 
 
-def test_the_folder_of_a_dead_process_gets_a_killed_record(make_config, monkeypatch):
+@pytest.fixture
+def abandoned(make_config, monkeypatch):
+    """The folder of a run whose supervisor died."""
+
     class Death(BaseException):
         pass
 
@@ -136,11 +139,30 @@ def test_the_folder_of_a_dead_process_gets_a_killed_record(make_config, monkeypa
     for descriptor in os.listdir("/proc/self/fd"):  # a dead process holds no lock
         if os.path.realpath(f"/proc/self/fd/{descriptor}").endswith(f"{folder.name}/.lock"):
             os.close(int(descriptor))
+    return folder
+
+
+def test_the_folder_of_a_dead_process_gets_a_killed_record(make_config, abandoned):
+    folder = abandoned
     again = run_job(make_config())
     assert not again.skipped and again.folder != folder
     assert RunRecord.load(folder).status == "killed"
     assert "supervising process ended" in RunRecord.load(folder).status_detail
     assert run_job(make_config()).skipped
+
+
+def test_another_lone_run_records_the_dead_one_and_says_so(make_config, abandoned):
+    alive = folders.claim(abandoned.parent, "alive", "f", force=False)
+    shutil.copy(abandoned / ".draft.json", alive.folder)
+    run_job(make_config(seed=1))  # one of a sweep, whose start has looked
+    assert not (abandoned / "record.json").exists()
+    events = []
+    run_job(make_config(seed=2), lone=True, on_event=events.append)
+    assert RunRecord.load(abandoned).status == "killed"
+    assert not (alive.folder / "record.json").exists()
+    (said,) = (event["text"] for event in events if event["event"] == "warning")
+    assert said.endswith(f"recorded as killed: {abandoned}")
+    os.close(alive.lock)
 
 
 def test_a_second_process_waits_for_the_same_run_and_takes_its_record(make_config, monkeypatch):
