@@ -306,6 +306,10 @@ def attention_forward(
             "it can't be streamed exactly."
         )
     assert view.kv.keys is not None
+    if query.shape[1] % key.shape[1]:
+        raise ValueError(
+            f"streambp: {query.shape[1]} query heads don't divide over {key.shape[1]} key heads."
+        )
     query = query.to(view.kv.keys.dtype)  # autocast leaves rotated queries in fp32
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
     seed = int(torch.randint(2**62, ()).item()) if dropout > 0 else 0

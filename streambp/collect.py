@@ -5,7 +5,7 @@ B batch, C chunk, D hidden.
 The beginning of a layer projects queries as well, which nobody reads here. Which linear layers lead
 to keys or values is told by the autograd graph of the first chunk; the others' products, a good
 part of this pass, are left out for the chunks after it. Where values also flow past the graph (a
-detached norm of weights, as in DoRA), everything is computed.
+detached norm of weights, as in DoRA; a condition), everything is computed.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves
 
+from streambp.gradients import linear_arguments
 from streambp.kv import KVStream
 from streambp.replay import RandomStates
+from streambp.values import leaves_tensors, tensors
 
 if TYPE_CHECKING:
     from streambp.layer import LayerCall
@@ -28,48 +29,57 @@ Tensor = torch.Tensor
 def collect_keys(call: LayerCall, x: Tensor, kv: KVStream, random: RandomStates | None) -> None:
     """Fill `kv` for every chunk before the last. x: the layer's input, (B, T, D)."""
     kv.mode = "collect"
-    unread: dict[int, _Result] = {}
+    calls: list[_Linear] = []
     before_last = len(call.chunks) - 1
-    for index in range(before_last):
-        chunk = call.chunks[index]
+
+    def collect(index: int, linears: _LinearCalls) -> None:
         if random is not None:
             random.restore(index)
-        part = x[:, chunk.start : chunk.end]
+        chunk = call.chunks[index]
+        with torch.no_grad(), linears:
+            call.collect(x[:, chunk.start : chunk.end], call.view(index, kv))
+
+    for index in range(before_last):
         if index == 0 and before_last > 1 and not watched(call.layer):
-            unread = _collect_and_find_unread(call, part, kv)
-        else:
-            with torch.no_grad(), _ZerosInstead(unread):
-                call.collect(part, call.view(index, kv))
+            if random is not None:
+                random.restore(index)
+            calls = _collect_and_find_unread(call, x[:, : call.chunks[0].end], kv)
+            continue
+        linears = _LinearCalls(calls)
+        collect(index, linears)
+        if not linears.as_expected:  # this layer runs differently from chunk to chunk
+            calls = []
+            collect(index, _LinearCalls(calls))
 
 
 def watched(layer: torch.nn.Module) -> bool:
     """Does a forward hook inside the layer see values, which must then be right?"""
-    return any(
+    everywhere = torch.nn.modules.module
+    return bool(everywhere._global_forward_hooks or everywhere._global_forward_pre_hooks) or any(
         module._forward_hooks or module._forward_pre_hooks
         for module in layer.modules()
         if module is not layer
     )
 
 
-def _collect_and_find_unread(call: LayerCall, x: Tensor, kv: KVStream) -> dict[int, _Result]:
-    """Collect the first chunk x (B, C, D); the linear calls that keys and values don't depend on.
+def _collect_and_find_unread(call: LayerCall, x: Tensor, kv: KVStream) -> list[_Linear]:
+    """Collect the first chunk x (B, C, D); its linear calls, unread where keys and values don't
+    depend on them.
 
     Every one is on the graph, because x requires grad.
     """
     x = x.detach().requires_grad_()
-    with torch.enable_grad(), _LinearResults(kv) as linears:
+    with torch.enable_grad(), _FirstChunk(kv) as first:
         call.collect(x, call.view(0, kv))
     assert kv.current is not None
     roots = [tensor.grad_fn for tensor in kv.current]
     kv.current = None
-    if linears.past_graph or any(root is None for root in roots):
-        return {}
+    if first.past_graph or any(root is None for root in roots):
+        return []
     needed = _nodes_behind(roots)
-    return {
-        number: result
-        for number, (result, node) in enumerate(linears.results)
-        if node is not None and node not in needed
-    }
+    return [
+        made._replace(unread=node is not None and node not in needed) for made, node in first.calls
+    ]
 
 
 def _nodes_behind(roots: list[Any]) -> dict[Any, None]:
@@ -86,65 +96,66 @@ def _nodes_behind(roots: list[Any]) -> dict[Any, None]:
     return found
 
 
-class _Result(NamedTuple):
-    """Number and dtype of the features that a call of `F.linear` gave."""
+class _Linear(NamedTuple):
+    """A call of `F.linear` with this weight, and the form of its result."""
 
+    weight: Tensor
     features: int
     dtype: torch.dtype
+    unread: bool = False
 
 
-#: What turns a tensor's values into Python's.
-_READS = frozenset(
-    ("item", "tolist", "numpy", "__bool__", "__int__", "__float__", "__index__", "__array__")
-)
+class _FirstChunk(TorchFunctionMode):
+    """Notes every call of `F.linear`; keeps no tensor but weights and what the graph keeps.
 
-
-class _LinearResults(TorchFunctionMode):
-    """Notes the result of every call of `F.linear`; keeps no tensor but what the graph keeps.
-
-    past_graph: did values with a gradient lead to anything without one, before `kv` had them?
+    past_graph: did values go where the graph doesn't show, before `kv` had keys and values?
     """
 
     def __init__(self, kv: KVStream) -> None:
         super().__init__()
         self._kv = kv
-        self.results: list[tuple[_Result, Any]] = []  # with its autograd node
+        self.calls: list[tuple[_Linear, Any]] = []  # with the autograd node of the result
         self.past_graph = False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
+        if self._kv.current is not None:
+            return out
         if func is torch.nn.functional.linear:
-            self.results.append((_Result(out.shape[-1], out.dtype), out.grad_fn))
-        collected = self._kv.current is not None
-        if not (collected or self.past_graph) and _any_on_graph((args, kwargs)):
-            lost = any(not tensor.requires_grad for tensor in _tensors(out))
-            self.past_graph = lost or getattr(func, "__name__", "") in _READS
+            _, weight, _ = linear_arguments(*args, **kwargs)
+            self.calls.append((_Linear(weight, out.shape[-1], out.dtype), out.grad_fn))
+        if not self.past_graph and any(t.requires_grad for t in tensors((args, kwargs))):
+            recorded = torch.is_grad_enabled() and all(t.requires_grad for t in tensors(out))
+            stored = recorded and out is None  # as `buffer[:] = x`: the buffer is on the graph
+            self.past_graph = not recorded or (leaves_tensors(func, out) and not stored)
         return out
 
 
-def _tensors(value: Any) -> list[Tensor]:
-    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
+class _LinearCalls(TorchFunctionMode):
+    """Zeros of the right form in place of the unread ones among the expected calls of `F.linear`.
 
+    as_expected: false if what was left out, or what came after, was not called as expected.
+    """
 
-def _any_on_graph(values: Any) -> bool:
-    return any(tensor.requires_grad for tensor in _tensors(values))
-
-
-class _ZerosInstead(TorchFunctionMode):
-    """The calls of `F.linear` with these numbers, counted from 0, give zeros of the same shape."""
-
-    def __init__(self, unread: dict[int, _Result]) -> None:
+    def __init__(self, expected: list[_Linear]) -> None:
         super().__init__()
-        self._unread = unread
+        self._expected = expected
         self._calls = 0
+        self._as_expected = True
+
+    @property
+    def as_expected(self) -> bool:
+        return not self._expected or (self._as_expected and self._calls == len(self._expected))
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func is torch.nn.functional.linear:
-            result = self._unread.get(self._calls)
-            self._calls += 1
-            if result is not None:
-                x = args[0] if args else kwargs["input"]
-                return x.new_zeros(*x.shape[:-1], result.features, dtype=result.dtype)
+        if func is torch.nn.functional.linear and self._expected:
+            x, weight, _ = linear_arguments(*args, **kwargs)
+            number, self._calls = self._calls, self._calls + 1
+            if number >= len(self._expected) or self._expected[number].weight is not weight:
+                self._as_expected = False
+            elif self._expected[number].unread:
+                _, features, dtype, _ = self._expected[number]
+                return x.new_zeros(*x.shape[:-1], features, dtype=dtype)
         return func(*args, **kwargs)

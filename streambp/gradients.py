@@ -20,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 from streambp import kernels
 from streambp.labels import label
 from streambp.split_sum import SplitSum, can_split
+from streambp.values import leaves_tensors, tensors
 
 Tensor = torch.Tensor
 
@@ -229,11 +230,15 @@ class SummedLinears(TorchFunctionMode):
         self._calls = 0
         self.skipped = False
         self._last: Tensor | None = None
+        self._made_with_last: Callable[[], Any] | None = None  # a weak reference
+        self._last_is_read = False
 
     def adds_last(self, out: Tensor) -> int | None:
         """The number of the last call if `out` is its result plus something, and nothing else
-        used the result; `None` otherwise."""
+        used the result or looked at the sum; `None` otherwise."""
         if self._last is None or out.grad_fn is None or out.grad_fn.name() != "AddBackward0":
+            return None
+        if self._last_is_read or self._made_with_last is None or self._made_with_last() is not out:
             return None
         last = self._last.grad_fn
         if not any(node is last for node, _ in out.grad_fn.next_functions):
@@ -243,14 +248,31 @@ class SummedLinears(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func is torch.nn.functional.linear:
-            x, weight, bias = _linear_arguments(*args, **kwargs)
+            x, weight, bias = linear_arguments(*args, **kwargs)
             if self._takes(x, weight, bias):
                 unread = self._calls == self._unread
                 self._calls += 1
                 self.skipped |= unread
                 self._last = _Linear.apply(x, weight, bias, self._sums, unread, self._by_columns)
+                self._made_with_last, self._last_is_read = None, False
                 return self._last
-        return func(*args, **kwargs)
+        out = func(*args, **kwargs)
+        if self._last is not None:
+            self._watch_last(func, args, kwargs, out)
+        return out
+
+    def _watch_last(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
+        """Follow the last result into the one tensor made of it; any other use is a reading."""
+        given = tensors((args, kwargs))
+        of_last = any(tensor is self._last for tensor in given)
+        made = self._made_with_last and self._made_with_last()
+        of_sum = any(tensor is made for tensor in given)
+        if not (of_last or of_sum) or not (tensors(out) or leaves_tensors(func, out)):
+            return
+        if of_last and not of_sum and self._made_with_last is None and isinstance(out, Tensor):
+            self._made_with_last = weakref.ref(out)
+        else:
+            self._last_is_read = True
 
     def _takes(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
         return (
@@ -282,7 +304,7 @@ class LinearCalls(TorchFunctionMode):
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
         if func is torch.nn.functional.linear:
-            _, weight, _ = _linear_arguments(*args, **kwargs)
+            _, weight, _ = linear_arguments(*args, **kwargs)
             if id(weight) in self._params:
                 self.count += 1
                 self._last = weakref.ref(result)
@@ -310,9 +332,10 @@ def _uses(wanted: Any, root: Any) -> int:
     return found
 
 
-def _linear_arguments(
+def linear_arguments(
     input: Tensor, weight: Tensor, bias: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
+    """The arguments of a call of `F.linear`, however they were passed."""
     return input, weight, bias
 
 
@@ -335,6 +358,11 @@ def detached_parameters(
             if id(param) not in leaves:
                 leaves[id(param)] = torch.nn.Parameter(param.detach())
             places.append((module._parameters, name, param))
+    if not wanted <= leaves.keys():
+        raise ValueError(
+            "streambp: a parameter was replaced between forward and backward (functional_call, or "
+            "an assignment); it can't be streamed exactly."
+        )
     for table, name, param in places:
         table[name] = leaves[id(param)]
     try:

@@ -202,6 +202,7 @@ class StreamedLayer(torch.autograd.Function):
         attended = (None, None) if kept is None else (kept.out, kept.lse)
         ctx.save_for_backward(label(x, "saved_inputs"), *keys, *attended)
         ctx.call, ctx.params = call, params
+        ctx.versions = [param._version for param in params]
         ctx.random = random.finish()
         ctx.autocast = replay.autocast_state(x.device.type)
         return own(out)
@@ -211,6 +212,11 @@ class StreamedLayer(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, keys, values, *attended = ctx.saved_tensors
         call: LayerCall = ctx.call
+        if [param._version for param in ctx.params] != ctx.versions:
+            raise RuntimeError(
+                f"streambp: a parameter of {type(call.layer).__name__} was changed in place "
+                "between forward and backward; the gradients would be those of another model."
+            )
         kept = KeptAttention(call.length, *attended)
         kv = KVStream(call.length)
         kv.keys, kv.values = keys, values

@@ -99,7 +99,8 @@ def cross_entropy(
         return BlockedCrossEntropy.apply(
             blocked, divisor, hidden, blocked.weight, *blocked.norm_parameters()
         )
-    if _is_fp16(hidden) or not torch.is_grad_enabled():
+    needs_grad = torch.is_grad_enabled() and (hidden.requires_grad or call.parameters())
+    if _is_fp16(hidden) or not needs_grad:
         return -StreamedLogProbs.apply(call, hidden, *call.parameters()).sum() / divisor
     return StreamedCrossEntropy.apply(call, divisor, hidden, *call.parameters())
 

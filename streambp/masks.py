@@ -173,6 +173,11 @@ class DenseMask(ChunkMask):
     def __init__(self, mask: torch.Tensor) -> None:
         if mask.requires_grad:
             raise ValueError("attention_mask requires grad: streambp gives masks no gradient.")
+        if mask.dtype != torch.bool and not mask.is_floating_point():
+            raise ValueError(
+                f"attention_mask of dtype {mask.dtype}: a 4-D mask is bool (True = visible) or "
+                "floating point (added to the scores)."
+            )
         if mask.shape[-1] != mask.shape[-2]:
             raise ValueError(
                 f"attention_mask of shape {tuple(mask.shape)}: a streamed pass needs as many keys "

@@ -157,17 +157,20 @@ def _causal_forward(self: Any, *args: Any, **kwargs: Any) -> Any:
             f"{type(self).__name__} has a loss function of its own; streambp computes the loss of "
             "causal language models. Leave out `labels` and apply yours to the logits."
         )
-    labels = named.pop("labels")
+    head = self.get_output_embeddings()
+    if STATE not in head.__dict__:
+        raise ValueError(
+            "the head was replaced after streambp.enable (by an adapter on it, or by resizing the "
+            "embeddings): call streambp.enable again."
+        )
+    shifted = _shifted_labels(named)
     return_dict = named.pop("return_dict", None)
     named.pop("logits_to_keep", None)
-    shifted = named.pop("shift_labels", None)
-    if shifted is None:
-        shifted = torch.nn.functional.pad(labels, (0, 1), value=-100)[..., 1:]
+    _refuse_targets_of_blind_rows(self, named, shifted)
     if _padding_never_matters(named, shifted):
         named["attention_mask"] = None
     hidden, norm = _hidden_states(self, state, named)
     overwrite = owned_alone(hidden, sys.getrefcount(hidden)) and hidden.is_contiguous()
-    head = self.get_output_embeddings()
     call = HeadCall(
         program=functools.partial(_logits, self, norm, head),
         modules=[head] if norm is None else [norm, head],
@@ -264,6 +267,54 @@ def _streams(named: dict[str, Any]) -> bool:
 def _keeps_some(named: dict[str, Any]) -> bool:
     keep = named.get("logits_to_keep", 0)
     return isinstance(keep, torch.Tensor) or bool(keep)
+
+
+def _shifted_labels(named: dict[str, Any]) -> Tensor:
+    """Each token's target (B, T), -100 where it has none. Takes the loss's arguments out.
+
+    Raises `ValueError` unless there is one label per token.
+    """
+    labels, shifted = named.pop("labels"), named.pop("shift_labels", None)
+    ignored = named.pop("ignore_index", -100)
+    tokens = named.get("input_ids")
+    shape = named["inputs_embeds"].shape[:2] if tokens is None else tokens.shape
+    if shifted is None:
+        if labels.shape != shape:
+            raise ValueError(
+                f"labels of shape {tuple(labels.shape)} for {tuple(shape)} tokens: one per token."
+            )
+        shifted = torch.nn.functional.pad(labels, (0, 1), value=ignored)[..., 1:]
+    elif shifted.numel() != shape.numel():
+        raise ValueError(
+            f"shift_labels of shape {tuple(shifted.shape)} for {tuple(shape)} tokens: "
+            "one per token."
+        )
+    shifted = shifted.reshape(shape)
+    return shifted if ignored == -100 else shifted.masked_fill(shifted == ignored, -100)
+
+
+def _refuse_targets_of_blind_rows(causal: Any, named: dict[str, Any], shifted: Tensor) -> None:
+    """Refuse a target of a token whose mask hides every key, where attention makes it see all.
+
+    That happens to padding on the left, and only under masks that are added to the scores: a row of
+    equal, hugely negative scores is a row of equal weights, of later tokens too.
+    """
+    mask = named.get("attention_mask")
+    if not isinstance(mask, Tensor) or isinstance(mask, FakeTensor):
+        return
+    if mask.ndim == 4 and mask.is_floating_point():
+        seen = (mask > torch.finfo(mask.dtype).min / 2).any(-1).any(1)  # (B or 1, T)
+    elif mask.shape == shifted.shape and causal.config._attn_implementation == "eager":
+        seen = mask.to(torch.bool).cummax(-1).values
+    else:
+        return
+    if bool(((shifted != -100) & ~seen.to(shifted.device)).any()):
+        raise ValueError(
+            "attention_mask hides every key of a token that has a target (the first token after "
+            "padding on the left is predicted by padding). Such a row attends to all tokens, later "
+            "ones too, and can't be streamed exactly: give it the label -100"
+            + (", or load the model with attn_implementation='sdpa'." if mask.ndim == 2 else ".")
+        )
 
 
 def _padding_never_matters(named: dict[str, Any], shifted: Tensor) -> bool:

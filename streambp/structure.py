@@ -37,7 +37,7 @@ class Structure:
         """The modules whose forward streaming replaces, with their role."""
         parts: list[tuple[torch.nn.Module | None, str]] = [(self.causal, "causal")]
         parts += [(self.base, "base"), (self.norm, "norm"), (self.head, "head")]
-        parts += [(layer, "layer") for layer in self.layers]
+        parts += [(layer, "layer") for layer in dict.fromkeys(self.layers)]  # one may serve twice
         return [(module, role) for module, role in parts if module is not None]
 
 
