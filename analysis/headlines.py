@@ -8,7 +8,14 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.compare import comparison, contexts, natural, ratio_of, within
+from analysis.compare import (
+    claimed_batch_ratio,
+    comparison,
+    contexts,
+    natural,
+    ratio_of,
+    within,
+)
 from streambp.bench.records import RunRecord
 
 
@@ -88,12 +95,15 @@ def headlines(found: Iterable[RunRecord]) -> list[Headline]:
             }
             for setting, ratio, top, bottom in sorted(ours, key=lambda r: natural(r[0].values())):
                 run = top if over == "streambp" else bottom
+                stated = published.get(tuple(setting.values()))
+                if quantity == "max_batch_size":
+                    stated = claimed_batch_ratio(context, setting)
                 result.append(
                     Headline(
                         what=what,
                         setting=_words(setting, run["variant"]),
                         ours=ratio,
-                        published=published.get(tuple(setting.values())),
+                        published=stated,
                         provenance=str(run["provenance"]),
                         device_label=context.device_label,
                     )

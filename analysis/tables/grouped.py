@@ -33,14 +33,16 @@ class Group:
 
     @property
     def full_heading(self) -> str:
-        """The heading, with the options of our runs where all have the same."""
-        options = _options(self.variants[0]) if len(self.variants) == 1 else ""
+        """The heading, with the options of our runs where all have the same and are alone."""
+        alone = len(self.variants) == 1 and not self.has_published
+        options = _options(self.variants[0]) if alone else ""
         return f"{self.heading} ({options})" if options else self.heading
 
     def columns(self) -> list[str]:
         names = ["published"] if self.has_published else []
         for variant in self.variants:
-            options = _options(variant) if len(self.variants) > 1 else ""
+            shared = len(self.variants) > 1 or self.has_published  # the heading is not ours alone
+            options = _options(variant) if shared else ""
             word = self._provenance(variant)
             names.append(f"{word}, {options}" if options else word)
             if self.has_published:
@@ -79,10 +81,12 @@ def grouped(
     keys: Sequence[tuple[str, str, Format | None]],
     groups: Sequence[Group],
     extra: tuple[str, Callable[[pd.DataFrame], list[str]], list[str]] | None = None,
+    *,
+    note: str = "",
 ) -> Table:
     """A line per setting of `keys` (column, heading, format) that was run or published.
 
-    extra: (heading, cells of a line, column names) of one more group.
+    extra: (heading, cells of a line, column names) of one more group. note: ends the caption.
     """
     groups = [group for group in groups if group.columns()]
     columns = [heading for _, heading, _ in keys]
@@ -107,8 +111,8 @@ def grouped(
         for group in groups:
             line += group.cells(group.rows.loc[chosen.index.intersection(group.rows.index)])
         lines.append(line + (extra[1](chosen)[skipped:] if extra else []))
-    note = " Ratio: ours / published." if published else ""
-    text = caption(rows, published=published) + note
+    read = " Ratio: ours / published." if published else ""
+    text = caption(rows, published=published) + read + note
     return Table(name, title, heads, columns, lines, text, len(keys), rows)
 
 

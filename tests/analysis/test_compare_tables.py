@@ -103,11 +103,46 @@ def test_the_memory_table_shows_numbers_ratios_and_oom(records):
     assert rows["20,000"][-2] == f"{published:.2f}"
 
 
-def test_options_that_all_runs_share_stand_in_the_heading(records):
+def test_our_options_name_our_column_and_never_the_published_one(records):
     table = tables.tables(records, "other_models")[0]
-    assert "streambp (chunk 500, head 100)" in [heading for heading, _ in table.groups]
-    assert set(table.columns) >= {"published", "simulated", "ratio"}
-    assert not any("chunk" in column for column in table.columns)
+    heads = table.to_markdown().splitlines()[2]
+    assert (
+        "| streambp published | streambp simulated, chunk 500, head 100 | streambp ratio" in heads
+    )
+    assert "streambp" in [heading for heading, _ in table.groups]
+
+
+def test_options_that_all_runs_share_stand_in_a_heading_of_ours_alone():
+    method = {"name": "streambp", "chunk_size": 64}
+    found = [make_record("other_models", method=method, device={"name": "cpu"})]
+    (table,) = tables.tables(found, "other_models")
+    assert table.groups[1] == ("streambp (chunk 64)", 1)
+    assert table.columns[3:] == ["measured", "ours"]
+
+
+def test_a_published_time_of_what_does_not_fit_here_has_a_note():
+    found = [
+        make_record("batch_table", model={"name": "qwen3_4b"}, seq_len=9000, **settings)
+        for settings in (
+            {"method": {"name": "checkpointing"}, "batch_size": 4, "memory": OVER},
+            {"method": {"name": "checkpointing"}, "batch_size": 16, "memory": OVER},  # in both
+            {"method": {"name": "streambp"}, "batch_size": 4},
+        )
+    ]
+    (table,) = tables.tables(found, "batch_table")
+    assert table.caption.endswith(
+        "Published, but out of memory here: checkpointing at T = 9,000, batch 4 "
+        "(published 7.04 s, simulated peak 93.79 GiB of 78.14 usable)."
+    )
+    assert "out of memory here" not in tables.tables(found[1:], "batch_table")[0].caption
+
+
+OVER = {
+    "peak_allocated_bytes": 100_706_000_000,
+    "budget_bytes": 83_900_000_000,
+    "fits": False,
+    "gpu": {"name": "a800_80gb"},
+}
 
 
 def test_a_published_oom_is_shown(records):
@@ -180,7 +215,8 @@ def test_a_simulated_peak_over_the_budget_is_oom_whatever_the_status():
 
 def test_the_largest_batch_has_its_own_table(records):
     time_table, batch_table = tables.tables(records, "batch_table")
-    assert batch_table.rows[0][-3:] == ["8", "37", f"{37 / 8:.2f}"]
+    assert batch_table.rows[0][-4:] == ["8", "37", "4.50", f"{37 / 8:.2f}"]
+    assert batch_table.columns[-2:] == ["published claim", "ours"]
     assert "4.5" in batch_table.caption
     per_sample = SPEED_STREAMBP * 9000
     assert any(f"{per_sample:.2f}" in cell for row in time_table.rows for cell in row)
@@ -195,6 +231,8 @@ def test_headlines_put_ours_beside_the_published(records):
     assert longest.published == pytest.approx(72000 / 15700)
     assert longest.ours == pytest.approx(2.3 / 0.43, rel=1e-3)
     assert longest.provenance == "simulated"
+    (batch,) = (line for line in lines if line.what == "Larger batch than checkpointing")
+    assert (batch.published, batch.ours) == (4.5, 37 / 8)
     assert {line.device_label for line in lines} >= {"CPU (Some CPU, 2 cores)"}
     assert headlines.headlines([]) == []
 
