@@ -370,7 +370,7 @@ class MeasureConfig:
 
     memory: bool = True
     # Store live bytes by category over one step, in timeline.json. None: a lone simulated run does,
-    # where it costs seconds.
+    # where it costs seconds, and a measured run with tracking=wandb, for the table there.
     timeline: bool | None = None
     warmup_steps: int = 1  # untimed forward+backward passes before the first sample
     timing_samples: int = 5  # timed forward+backward passes; 0 skips the timing pass

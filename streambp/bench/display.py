@@ -80,6 +80,7 @@ class Display:
         self._console.print(f"{self._prefix}[{_STYLES[record.status]}]{record.status}[/]", end="")
         if outcome.skipped:
             text = f"  already there: {record.path}"
+            text += "  (not sent to W&B; force=true redoes it)" if outcome.unsent else ""
         elif record.status == "ok":
             parts = [*_results(record), f"{outcome.wall_time_s:.0f} s in all"]
             text = f"  {', '.join(parts)}  {record.path}"

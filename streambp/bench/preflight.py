@@ -12,14 +12,16 @@ from typing import Any
 from streambp.bench.config import ConfigError, MethodConfig, RunConfig, closest
 from streambp.sim.gpus import DEFAULT_GPU, resolve_gpu
 
+_WITH_TIMELINE = ("training", "linear_example")
+
 
 def resolve(config: RunConfig, *, lone: bool = False) -> tuple[RunConfig, list[str]]:
     """(the config with device, dtype and method options settled, notes for the record).
 
     An option that the method does not take is dropped with a note, so that one sweep over
     methods and options does not run the methods without that option several times. A timeline
-    that was neither asked for nor refused is stored by a `lone` simulated run only, so the others
-    are the same run whether they are part of a sweep or not.
+    that was neither asked for nor refused is stored by a `lone` simulated run, and by measured runs
+    that W&B follows; the others are the same run whether they are part of a sweep or not.
 
     Raises:
         ConfigError, ValueError: this machine cannot do the run; names the field, the value and
@@ -39,8 +41,8 @@ def resolve(config: RunConfig, *, lone: bool = False) -> tuple[RunConfig, list[s
     )
     if choice.name == "simulated":
         resolve_gpu(config.gpu or DEFAULT_GPU)
-    if config.measure.timeline is None and not (lone and choice.name == "simulated"):
-        config = replace(config, measure=replace(config.measure, timeline=False))
+    timeline = _timeline(config, lone=lone)
+    config = replace(config, measure=replace(config.measure, timeline=timeline))
     if config.searches:
         from streambp.bench import search
 
@@ -76,6 +78,17 @@ def _method(method: MethodConfig, notes: list[str]) -> MethodConfig:
             changes[field.name] = field.default
             notes.append(f"method.{field.name}={value} has no effect with method={method.name}")
     return replace(method, **changes)
+
+
+def _timeline(config: RunConfig, *, lone: bool) -> bool | None:
+    """`measure.timeline`, settled; None stays with a lone simulated run, which stores it if it has
+    it."""
+    if config.measure.timeline is not None:
+        return config.measure.timeline
+    if config.device.name == "simulated":
+        return None if lone else False
+    tracked = config.tracking.name == "wandb" and config.measure.memory
+    return tracked and not config.searches and config.experiment.kind in _WITH_TIMELINE
 
 
 def _needs(package: str, name: str, value: str, fix: str) -> None:

@@ -35,11 +35,15 @@ Listener = Callable[[Event], None]
 
 @dataclass(frozen=True)
 class JobOutcome:
-    """A job's record, and whether it had been there before (`skipped`)."""
+    """A job's record, and whether it had been there before (`skipped`).
+
+    `unsent`: it had, so W&B, which was to follow the run, gets nothing of it now.
+    """
 
     record: RunRecord
     skipped: bool
     wall_time_s: float
+    unsent: bool = False
 
     @property
     def folder(self) -> Path:
@@ -79,7 +83,8 @@ def run_job(
         on_message=lambda text: on_event({"event": "warning", "text": text}),
     )
     if isinstance(claimed, RunRecord):
-        return JobOutcome(claimed, skipped=True, wall_time_s=time.monotonic() - started)
+        unsent = config.tracking.name != "none"
+        return JobOutcome(claimed, skipped=True, wall_time_s=_since(started), unsent=unsent)
     record = RunRecord(
         run_id=uuid.uuid4().hex[:12],
         fingerprint=fingerprint,
@@ -97,7 +102,11 @@ def run_job(
         notes=notes,
     )
     _execute(config, claimed, record, on_event)
-    return JobOutcome(record, skipped=False, wall_time_s=time.monotonic() - started)
+    return JobOutcome(record, skipped=False, wall_time_s=_since(started))
+
+
+def _since(started: float) -> float:
+    return time.monotonic() - started
 
 
 def close_abandoned(home: Path, on_event: Listener) -> None:

@@ -254,6 +254,24 @@ def test_options_that_a_method_does_not_take_are_dropped_with_a_note(make_config
     assert "method.chunk_size=64 has no effect with method=standard" in notes
 
 
+@pytest.mark.parametrize(
+    ("changes", "stored"),
+    [
+        ({}, False),
+        ({"tracking": {"name": "wandb"}}, True),
+        ({"tracking": {"name": "wandb"}, "measure": {"timeline": False}}, False),
+        ({"tracking": {"name": "wandb"}, "measure": {"memory": False}}, False),
+        ({"tracking": {"name": "wandb"}, "search": {"name": "max_seq_len"}}, False),
+        ({"measure": {"timeline": True}}, True),
+    ],
+)
+def test_measured_runs_store_a_timeline_for_wandb(make_config, monkeypatch, changes, stored):
+    monkeypatch.setattr("streambp.bench.preflight._needs", lambda *_: None)
+    for lone in (False, True):
+        config, _ = resolve(make_config(**changes), lone=lone)
+        assert config.measure.timeline is stored
+
+
 def test_preflight_refuses_what_this_machine_cannot_do(make_config):
     import torch
 

@@ -9,6 +9,7 @@ import pytest
 import wandb_log
 
 from streambp.bench.config import TrackingConfig
+from streambp.bench.display import Display
 from streambp.bench.records import RunRecord
 from streambp.bench.runner import run_job
 from streambp.bench.tracking import Tracker, tracker_for
@@ -73,6 +74,18 @@ def test_one_wandb_run_for_each_run_with_everything_in_it(fake_wandb, make_confi
     assert run.summary["memory/peak_live_bytes"] == 2**30
     assert run.summary["time/forward_backward_time_s_median"] == 2.0
     assert run.exit_code == 0
+
+
+def test_a_run_that_is_there_already_is_said_to_be_not_sent(
+    fake_wandb, make_config, monkeypatch, capsys
+):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
+    said = []
+    for changes in ({}, {}, {"tracking": {"name": "none"}, "measure": {"timeline": True}}):
+        Display(None).ended(run_job(make_config(**changes)))
+        said.append("(not sent to W&B; force=true redoes it)" in capsys.readouterr().out)
+    assert said == [False, True, False]
+    assert len(fake_wandb.runs) == 1
 
 
 @pytest.mark.parametrize("behaviour", ["SIGKILL", "error", "oom"])
