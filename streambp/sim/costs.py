@@ -5,6 +5,7 @@ Shapes: B batch, M query length, N key length, H query heads, E head dim.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
+from streambp.sim.errors import SimulationError
 from streambp.sim.roofline import Roofline
 
 aten = torch.ops.aten
@@ -111,11 +113,50 @@ def _matmul_flops(first: int) -> Callable[..., int]:
     return flops
 
 
+def _vector_flops(args: tuple[Any, ...]) -> int:
+    """2 for each element of a matrix times a vector, or of two vectors."""
+    return 2 * int(args[0].numel())
+
+
+def _grouped_flops(args: tuple[Any, ...]) -> int:
+    """2 M N K of every expert's product, the rows of all experts together being one dimension.
+
+    (S, K) x (G, K, N), (M, S) x (S, N), (G, M, K) x (G, K, N): as one product over all rows. The
+    rows are those of each token once for every expert it chose. (G, M, K) x (K, S): each column
+    meets one expert.
+    """
+    left, right = args[:2]
+    if left.ndim == 3 and right.ndim == 2:
+        return 2 * int(left.shape[1] * right.numel())
+    return 2 * int(left.numel() * right.shape[-1])
+
+
 #: op -> FLOPs function. torch's own registry lacks the in-place ops, and fails on `out_dtype`.
 MATMUL_FLOPS: dict[Any, Callable[..., int]] = {
     **{op: _matmul_flops(0) for op in (aten.mm, aten.bmm)},
     **{op: _matmul_flops(1) for op in (aten.addmm, aten.addmm_, aten.baddbmm, aten.baddbmm_)},
+    **dict.fromkeys((aten.mv, aten.dot), _vector_flops),
+    **({aten._grouped_mm: _grouped_flops} if hasattr(aten, "_grouped_mm") else {}),
 }
+
+#: Words in the names of ops that multiply; "mm" also ends a word (`addmm`).
+_PRODUCT_WORDS = re.compile(
+    r"\w*mm|matmul|conv\d?d?|convolution|linear|attention|einsum|cdist|addmv|addr|mv|v?dot"
+    r"|ger|gru|lstm|rnn"
+)
+_KNOWN_NAMESPACES = ("aten", "prim", "prims")
+
+
+def _refuse_unknown_product(func: Any) -> None:
+    """Costs of 0 are counted for ops that are known to multiply nothing, and for no others."""
+    name = func.overloadpacket.__name__
+    words = [word for word in name.split("_") if word]
+    product = any(_PRODUCT_WORDS.fullmatch(word) for word in words)
+    if product or func.namespace not in _KNOWN_NAMESPACES:
+        raise SimulationError(
+            f"the FLOPs of {func.namespace}::{name} are not known, so neither they nor the time "
+            "can be told. Fix: a model that uses matrix products and attention of torch"
+        )
 
 
 #: Reserve memory without touching it, or read a tensor's description.
@@ -124,6 +165,8 @@ _FREE = (aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, torch.
 
 class CostCounter(TorchDispatchMode):
     """Sums what the ops cost while the mode is on.
+
+    An op that multiplies, or may, and whose FLOPs are not known raises `SimulationError`.
 
     `flops`, `bytes_moved`, `time_s` are keyed by `CostKey`. `weight` multiplies everything counted
     while it is set: the chunks of a shortened loop stand for those that were left out.
@@ -178,6 +221,7 @@ class CostCounter(TorchDispatchMode):
         elif packet in flop_registry:
             kind, flops = MATMUL, flop_registry[packet](*args, **kwargs, out_val=out)
         else:
+            _refuse_unknown_product(func)
             kind, flops = OTHER, 0
         stage = BACKWARD if gradients else RECOMPUTE if self._in_backward else FORWARD
         key = CostKey(kind, stage, not self._in_backward)

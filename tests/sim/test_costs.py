@@ -8,6 +8,7 @@ from simtools import small_model, small_workload
 
 from streambp import split_sum
 from streambp.sim.costs import CostCounter, attention_pairs
+from streambp.sim.errors import SimulationError
 from streambp.sim.fake import fake_mode
 from streambp.sim.fidelity.settings import model_named
 from streambp.sim.gpus import gpu_named
@@ -88,6 +89,49 @@ def test_shortened_loops_count_all_chunks(switches, monkeypatch):
         run_pass(workload, costs=costs, all_chunks=all_chunks)
         counts.append({key: value for key, value in costs.flops.items() if value})
     assert counts[0] == counts[1]
+
+
+def test_experts_count_each_token_once_for_every_expert_it_chose():
+    experts, chosen, width = 4, 2, 48
+    fields = {"num_experts": experts, "num_experts_per_tok": chosen, "moe_intermediate_size": width}
+    model = small_model(L, model_type="qwen3_moe", **fields)
+    layer = D * (H + 2 * K) * E + H * E * D + D * experts + chosen * 3 * D * width
+    forward = 2 * T * (L * layer + D * V)
+    for method, options in (("standard", {}), ("streambp", CHUNKS)):
+        costs = CostCounter()
+        run_pass(small_workload(method, model=model, method_options=options), costs=costs)
+        counts = {
+            stage: sum(flops for key, flops in costs.flops.items() if key[:2] == ("matmul", stage))
+            for stage in ("forward", "backward")
+        }
+        assert counts == {"forward": forward, "backward": 2 * forward}, method
+
+
+def test_grouped_products_of_every_shape_count_as_those_of_each_group():
+    product = torch.ops.aten._grouped_mm
+    ends = torch.tensor([16, 48], dtype=torch.int32)
+    rows, both = torch.empty(48, 32), torch.empty(2, 32, 64)
+    by_hand = 2 * 48 * 32 * 64
+    wide = torch.empty(48, 64)
+    for left, right in ((rows, both), (rows.T, wide), (both.transpose(1, 2), rows.T)):
+        costs = CostCounter()
+        with fake_mode() as mode, costs:
+            args = [mode.from_tensor(t.bfloat16()) for t in (left, right)]
+            product(*args, mode.from_tensor(ends))
+        assert [f for key, f in costs.flops.items() if key.kind == "matmul"] == [by_hand]
+
+
+def test_products_that_are_not_known_are_refused_not_counted_as_nothing():
+    x = torch.empty(3, 3)
+    with pytest.raises(SimulationError, match="FLOPs of aten::addr are not known"), CostCounter():
+        torch.ops.aten.addr(x, x[0], x[1])
+    with pytest.raises(SimulationError, match="aten::_int_mm"), CostCounter():
+        torch._int_mm(torch.ones(32, 32, dtype=torch.int8), torch.ones(32, 32, dtype=torch.int8))
+    library = torch.library.Library("made_up", "DEF")
+    library.define("experts(Tensor x) -> Tensor")
+    library.impl("experts", torch.clone, "CPU")
+    with pytest.raises(SimulationError, match="made_up::experts"), CostCounter():
+        torch.ops.made_up.experts(x)
 
 
 def test_lora_forms_no_gradient_of_frozen_weights():
