@@ -11,11 +11,14 @@ import dataclasses
 import difflib
 import json
 import re
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from streambp.bench.errors import ConfigError
+from streambp.bench.sizes import check_sizes
 from streambp.sim.settings import Assumptions
 
 DTYPES = {
@@ -33,14 +36,8 @@ DATA_SOURCES = ("corpus", "random", "file")
 OPTIMIZERS = ("adamw", "adamw_8bit", "none")
 TRACKERS = ("none", "wandb")
 EXPERIMENT_KINDS = ("training", "benchmark", "linear_example", "fidelity")
-OFFLOADS = ("none", "host")
-
-
-class ConfigError(ValueError):
-    """A configuration that cannot work. The message names the field, the value and the fix."""
-
-    def __init__(self, name: str, value: Any, problem: str, fix: str):
-        super().__init__(f"{name}={value!r}: {problem}. Fix: {fix}")
+OFFLOADS = ("none",)
+_MAX_INT = 2**63 - 1  # what torch takes as a size or a seed
 
 
 def _check_int(name: str, value: Any, *, at_least: int, fix: str) -> None:
@@ -48,6 +45,8 @@ def _check_int(name: str, value: Any, *, at_least: int, fix: str) -> None:
         raise ConfigError(name, value, f"must be a whole number, not {type(value).__name__}", fix)
     if value < at_least:
         raise ConfigError(name, value, f"must be at least {at_least}", fix)
+    if value > _MAX_INT:
+        raise ConfigError(name, value, f"must be at most {_MAX_INT}", fix)
 
 
 def _check_optional_int(name: str, value: Any, *, at_least: int, fix: str) -> None:
@@ -60,6 +59,8 @@ def _check_number(
 ) -> None:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value:
         raise ConfigError(name, value, f"must be a number, not {type(value).__name__}", fix)
+    if abs(value) > sys.float_info.max:
+        raise ConfigError(name, value, "must be finite", fix)
     if above is not None and not value > above:
         raise ConfigError(name, value, f"must be greater than {above:g}", fix)
     if at_least is not None and not value >= at_least:
@@ -69,6 +70,16 @@ def _check_number(
 def _check_bool(name: str, value: Any) -> None:
     if not isinstance(value, bool):
         raise ConfigError(name, value, "must be true or false", f"{name}=true or {name}=false")
+
+
+def _check_mapping(name: str, value: Any) -> None:
+    if not isinstance(value, Mapping):
+        raise ConfigError(name, value, "must be a group of settings", f"+{name}.<setting>=<value>")
+
+
+def _check_text(name: str, value: Any, *, fix: str) -> None:
+    if not isinstance(value, str) or not value:
+        raise ConfigError(name, value, f"must be text, not {type(value).__name__}", fix)
 
 
 def _check_choice(name: str, value: Any, choices: Iterable[str]) -> None:
@@ -88,7 +99,8 @@ def _check_path(name: str, value: Any, *, kind: str = "file or folder") -> None:
     """Raise unless `value` is None or an existing path of that kind."""
     if value is None:
         return
-    path = Path(str(value)).expanduser()
+    _check_text(name, value, fix=f"{name}=<path of an existing {kind}>")
+    path = Path(value).expanduser()
     exists = {"file": path.is_file, "folder": path.is_dir}.get(kind, path.exists)()
     if not exists:
         problem = f"no such {kind} (looked at {path.absolute()})"
@@ -124,6 +136,9 @@ class ModelConfig:
                 "excludes model.checkpoint",
                 "give one of the two",
             )
+        _check_mapping("model.config", self.config)
+        if self.checkpoint is not None:
+            _check_text("model.checkpoint", self.checkpoint, fix="model.checkpoint=<folder>")
         _check_path("model.hf_config", self.hf_config, kind="file")
         if self.hf_config is not None or self.checkpoint is not None:
             self._read_path()
@@ -134,6 +149,8 @@ class ModelConfig:
                 "names no model_type",
                 "model=qwen3_tiny, or model.hf_config=<config.json>, or model.checkpoint=<folder>",
             )
+        path = self.checkpoint if self.checkpoint is not None else self.hf_config
+        check_sizes(self.config, "model.config." if path is None else f"{path}: ")
 
     def _read_path(self) -> None:
         """Name the model after its file or folder, and keep what its configuration says."""
@@ -212,6 +229,7 @@ class MethodConfig:
         _check_bool("method.recompute_head", self.recompute_head)
         _check_bool("method.split_sums", self.split_sums)
         _check_choice("method.offload", self.offload, OFFLOADS)
+        _check_mapping("method.options", self.options)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -244,6 +262,16 @@ class TuningConfig:
             raise ConfigError(
                 "tuning.dropout", self.dropout, "must be below 1", "tuning.dropout=0.1"
             )
+        targets = self.target_modules
+        listed = [targets] if isinstance(targets, str) else targets
+        if (
+            not isinstance(listed, (list, tuple))
+            or not listed
+            or not all(isinstance(target, str) and target for target in listed)
+        ):
+            problem = "must be all-linear, a pattern, or a list of names of linear layers"
+            fix = "tuning.target_modules=[q_proj,v_proj]"
+            raise ConfigError("tuning.target_modules", targets, problem, fix)
         _check_choice("tuning.adapter_dtype", self.adapter_dtype, DTYPES)
         object.__setattr__(self, "adapter_dtype", DTYPES[self.adapter_dtype])
 
@@ -263,6 +291,7 @@ class DeviceConfig:
         _check_optional_int(
             "device.num_threads", self.num_threads, at_least=1, fix="device.num_threads=2"
         )
+        _check_mapping("device.assumptions", self.assumptions)
         given = {name: value for name, value in self.assumptions.items() if value is not None}
         Assumptions.from_mapping(given)
         object.__setattr__(self, "assumptions", given)
@@ -283,6 +312,16 @@ class DataConfig:
             raise ConfigError(
                 "data.path", None, "data=file needs a path", "data.path=<file or folder>"
             )
+        unread = f"is not read by data={self.name}"
+        if self.name != "file":
+            for name, default in (("path", None), ("text_field", "text")):
+                value = getattr(self, name)
+                if value != default:
+                    raise ConfigError(f"data.{name}", value, unread, "add data=file")
+        if self.name == "random" and self.tokenizer is not None:
+            fix = "data=corpus, or data.tokenizer=null"
+            raise ConfigError("data.tokenizer", self.tokenizer, unread, fix)
+        _check_text("data.text_field", self.text_field, fix="data.text_field=text")
         _check_path("data.path", self.path)
         _check_path("data.tokenizer", self.tokenizer)
 
@@ -313,8 +352,10 @@ class OptimizerConfig:
             "optimizer.weight_decay", self.weight_decay, at_least=0, fix="optimizer.weight_decay=0"
         )
         _check_number("optimizer.eps", self.eps, above=0, fix="optimizer.eps=1e-8")
-        if len(self.betas) != 2 or not all(
-            isinstance(beta, (int, float)) and 0 <= beta < 1 for beta in self.betas
+        pair = isinstance(self.betas, (list, tuple)) and len(self.betas) == 2
+        if not pair or not all(
+            isinstance(beta, (int, float)) and not isinstance(beta, bool) and 0 <= beta < 1
+            for beta in self.betas
         ):
             raise ConfigError(
                 "optimizer.betas",
@@ -348,6 +389,16 @@ class TrackingConfig:
     def __post_init__(self) -> None:
         _check_choice("tracking.name", self.name, TRACKERS)
         _check_choice("tracking.mode", self.mode, ("auto", "online", "offline"))
+        _check_text("tracking.project", self.project, fix="tracking.project=streambp")
+        for name in ("entity", "group"):
+            if getattr(self, name) is not None:
+                fix = f"tracking.{name}=my_name, or tracking.{name}=null"
+                _check_text(f"tracking.{name}", getattr(self, name), fix=fix)
+        if not isinstance(self.tags, (list, tuple)) or not all(
+            isinstance(tag, (str, int, float)) for tag in self.tags
+        ):
+            fix = f"tracking.tags=[{self.tags}]" if isinstance(self.tags, str) else "[one,two]"
+            raise ConfigError("tracking.tags", self.tags, "must be a list of words", fix)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -362,6 +413,7 @@ class ExperimentConfig:
     def __post_init__(self) -> None:
         _check_name("experiment.name", self.name)
         _check_choice("experiment.kind", self.kind, EXPERIMENT_KINDS)
+        _check_mapping("experiment.options", self.options)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,11 +5,15 @@ Everything here looks at the machine (GPUs, installed packages), which `config.p
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import importlib.util
+import json
+import re
 from dataclasses import fields, replace
 from typing import Any
 
-from streambp.bench.config import ConfigError, MethodConfig, RunConfig, closest
+from streambp.bench.config import ConfigError, MethodConfig, ModelConfig, RunConfig, closest
 from streambp.sim.gpus import DEFAULT_GPU, resolve_gpu
 
 _WITH_TIMELINE = ("training", "linear_example")
@@ -57,6 +61,7 @@ def resolve(config: RunConfig, *, lone: bool = False) -> tuple[RunConfig, list[s
         linear_example.Options.parse(config.experiment.options)
     if config.tuning.name == "lora":
         _needs("peft", "tuning.name", "lora", "pip install peft, or tuning=full")
+        _check_targets(config)
     if config.tracking.name == "wandb":
         _needs("wandb", "tracking.name", "wandb", "pip install wandb, or tracking=none")
     return config, notes
@@ -89,6 +94,37 @@ def _timeline(config: RunConfig, *, lone: bool) -> bool | None:
         return None if lone else False
     tracked = config.tracking.name == "wandb" and config.measure.memory
     return tracked and not config.searches and config.experiment.kind in _WITH_TIMELINE
+
+
+def _check_targets(config: RunConfig) -> None:
+    """Raise unless every name in `tuning.target_modules` is that of a part of the model."""
+    targets = config.tuning.target_modules
+    if targets == "all-linear" or config.experiment.kind != "training":
+        return
+    names = _module_names(json.dumps(dataclasses.asdict(config.model), sort_keys=True))
+    for target in [targets] if isinstance(targets, str) else targets:
+        if isinstance(targets, str):  # peft takes it as a pattern of whole names
+            found = any(re.fullmatch(target, name) for name in names)
+        else:
+            found = any(name == target or name.endswith(f".{target}") for name in names)
+        if not found:
+            known = sorted({name.rpartition(".")[2] for name in names} - {""})
+            near = closest(target, known) or "all-linear"
+            problem = f"no part of {config.model.name} is called {target}"
+            fix = f"tuning.target_modules=[{near}], or tuning.target_modules=all-linear"
+            raise ConfigError("tuning.target_modules", targets, problem, fix)
+
+
+@functools.lru_cache(maxsize=16)  # the jobs of a sweep share their models
+def _module_names(model: str) -> tuple[str, ...]:
+    """Names of the parts that adapters can go to. model: its ModelConfig as JSON."""
+    from torch import nn
+
+    from streambp.bench.models import build
+
+    built = build(ModelConfig(**json.loads(model)), dtype="float32", device="meta", seed=0)
+    parts = (nn.Linear, nn.Embedding)
+    return tuple(name for name, part in built.named_modules() if isinstance(part, parts))
 
 
 def _needs(package: str, name: str, value: str, fix: str) -> None:

@@ -82,6 +82,29 @@ def test_published_configurations(composed, name):
         ("+method.chunksize=3", "method.chunksize=3", "did you mean method.chunk_size?"),
         ("experiment.name=a/b", "experiment.name='a/b'", "my_name"),
         ("timeout_s=-1", "timeout_s=-1", "timeout_s=600"),
+        ("timeout_s=inf", "timeout_s=inf", "timeout_s=null"),
+        ("optimizer.betas=3", "optimizer.betas=3", "[0.9,0.999]"),
+        ("optimizer.betas=[true,0.9]", "optimizer.betas=[True, 0.9]", "[0.9,0.999]"),
+        ("optimizer.lr=inf", "optimizer.lr=inf", "optimizer.lr=1e-4"),
+        ("seed=9223372036854775808", "seed=9223372036854775808", "seed=0"),
+        ("method.offload=host", "method.offload='host'", "method.offload=none"),
+        ("tracking.tags=foo", "tracking.tags='foo'", "tracking.tags=[foo]"),
+        ("tracking.tags=[[foo]]", "tracking.tags=[['foo']]", "[one,two]"),
+        ("tracking.project=3", "tracking.project=3", "tracking.project=streambp"),
+        ("tracking.group=[a]", "tracking.group=['a']", "tracking.group=null"),
+        ("+tuning.target_modules=[]", "tuning.target_modules=[]", "[q_proj,v_proj]"),
+        ("+tuning.target_modules=3", "tuning.target_modules=3", "[q_proj,v_proj]"),
+        ("model.config.hidden_size=0", "model.config.hidden_size=0", "hidden_size=<whole"),
+        ("model.config.vocab_size=-1", "model.config.vocab_size=-1", "vocab_size=<whole"),
+        ("model.config.head_dim=1.5", "model.config.head_dim=1.5", "head_dim=<whole"),
+        ("model.config.num_key_value_heads=3", "num_key_value_heads=3", "=<divisor of "),
+        ("model.config=3", "model.config=3", "+model.config.<setting>"),
+        ("experiment.options=3", "experiment.options=3", "+experiment.options.<setting>"),
+        ("method.options=3", "method.options=3", "+method.options.<setting>"),
+        ("device.assumptions=3", "device.assumptions=3", "+device.assumptions.<setting>"),
+        (f"data.path={__file__}", "data.path='", "add data=file"),
+        ("data.text_field=body", "data.text_field='body'", "add data=file"),
+        ("data.path=3", "data.path=3", "add data=file"),
     ],
 )
 def test_errors_name_field_value_and_fix(composed, override, field, fix):
@@ -91,7 +114,21 @@ def test_errors_name_field_value_and_fix(composed, override, field, fix):
     assert fix in str(error.value)
 
 
+def test_sizes_of_models_given_by_path_and_of_shared_heads(composed, tmp_path):
+    file = tmp_path / "config.json"
+    for values, problem in (
+        ({"num_hidden_layers": 0}, r"config\.json: num_hidden_layers=0: must be at least 1"),
+        ({"hidden_size": 100, "num_attention_heads": 8}, "is no multiple of num_attention_heads=8"),
+        ({"text_config": {"hidden_size": 0}}, r"text_config\.hidden_size=0"),
+    ):
+        file.write_text(json.dumps({"model_type": "llama", **values}))
+        with pytest.raises(ConfigError, match=problem):
+            RunConfig.from_hydra(composed(f"model.hf_config={file}"))
+
+
 def test_combinations_that_cannot_work(composed, tmp_path):
+    with pytest.raises(ConfigError, match=r"not read by data=random\. Fix: data=corpus"):
+        RunConfig.from_hydra(composed("data=random", f"data.tokenizer={tmp_path}"))
     with pytest.raises(ConfigError, match="optimizer=adamw, or device=simulated"):
         RunConfig.from_hydra(composed("optimizer=adamw_8bit", "device=cpu"))
     with pytest.raises(ConfigError, match=r"the folder holds no config\.json"):

@@ -81,8 +81,8 @@ def test_unknown_architecture_names_the_field():
 
 
 def test_refused_value_carries_the_reason(tiny_fields):
-    fields = {**tiny_fields, "hidden_size": "wide"}
-    with pytest.raises(ValueError, match=r"model\.config: 'qwen3' refuses.*hidden_size"):
+    fields = {**tiny_fields, "rms_norm_eps": "small"}
+    with pytest.raises(ValueError, match=r"model\.config: 'qwen3' refuses.*rms_norm_eps"):
         hf_config(ModelConfig(name="x", config=fields))
 
 

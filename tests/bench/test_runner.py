@@ -272,6 +272,27 @@ def test_measured_runs_store_a_timeline_for_wandb(make_config, monkeypatch, chan
         assert config.measure.timeline is stored
 
 
+@pytest.mark.parametrize(
+    ("targets", "right"),
+    [
+        (["q_proj", "down_proj"], True),
+        (r".*\.[qv]_proj", True),
+        ("all-linear", True),
+        (["q_proj", "v_prj"], False),
+        ("q_proj", False),  # a pattern of whole names
+    ],
+)
+def test_adapters_go_to_parts_that_the_model_has(make_config, tiny_fields, targets, right):
+    pytest.importorskip("peft")
+    tuning = {"name": "lora", "target_modules": targets}
+    config = make_config(tuning=tuning, model={"name": "tiny", "config": tiny_fields})
+    if right:
+        assert resolve(config)[0].tuning == config.tuning
+        return
+    with pytest.raises(ConfigError, match=r"tuning\.target_modules=.*Fix: tuning\.target_modules="):
+        resolve(config)
+
+
 def test_preflight_refuses_what_this_machine_cannot_do(make_config):
     import torch
 
