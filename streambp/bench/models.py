@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from streambp.bench.config import ModelConfig, TuningConfig
 
 __all__ = ["build", "hf_config", "torch_dtype"]
 
+_ATTENTION_FIELDS = ("attn_implementation", "_attn_implementation")
 _WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
 
 
@@ -33,13 +34,18 @@ def hf_config(model_cfg: ModelConfig) -> Any:
     ``model.checkpoint`` a folder, or the id of a model in the local Hugging Face cache.
 
     Errors: ``ValueError`` when the architecture is not in the installed transformers, its config
-    class refuses a value, or the file or checkpoint can't be read without a download.
+    class refuses a value, the file or checkpoint can't be read without a download, or it asks for
+    another attention than ``sdpa``, which every run uses.
     """
     if model_cfg.checkpoint is not None:
+        _check_attention(model_cfg.config, where=f"model.checkpoint={model_cfg.checkpoint!r}")
         return _config_of_checkpoint(model_cfg.checkpoint)
     if model_cfg.hf_config is not None:
         fields = _read_config_json(Path(model_cfg.hf_config).expanduser())
-        return _config_from_fields(fields, where=f"model.hf_config={model_cfg.hf_config!r}")
+        where = f"model.hf_config={model_cfg.hf_config!r}"
+        _check_attention(fields, where=where)
+        return _config_from_fields(fields, where=where)
+    _check_attention(model_cfg.config, where="model.config")
     return _config_from_fields(model_cfg.config, where="model.config")
 
 
@@ -93,6 +99,15 @@ def _seeded(seed: int, device: torch.device) -> Iterator[None]:
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
         yield
+
+
+def _check_attention(fields: Mapping[str, Any], *, where: str) -> None:
+    for name in _ATTENTION_FIELDS:
+        if fields.get(name) not in (None, "sdpa"):
+            raise ValueError(
+                f"{where}: {name}={fields[name]!r}, but every run uses sdpa, so that methods and "
+                f"models compare. Fix: remove {name} from the configuration"
+            )
 
 
 def _config_from_fields(fields: dict[str, Any], *, where: str) -> Any:
