@@ -10,6 +10,7 @@ from typing import Any
 
 from streambp.bench.records import RunRecord
 from streambp.bench.tables import GIB, median_s, peak_bytes
+from streambp.sim.gpus import DEFAULT_GPU
 
 # Colour-blind safe (Okabe-Ito), and a marker each so that the picture also works in grey.
 _STYLES = {
@@ -148,6 +149,21 @@ def _mark_out_of_memory(axes: Any, lines: Lines) -> None:
                 axes.annotate("OOM", place, color=colour, ha="center", va="top", weight="bold")
 
 
+def _device(record: RunRecord) -> str:
+    """The device; of a simulated run, the GPU that was simulated."""
+    name: str = record.config["device"]["name"]
+    if name != "simulated":
+        return name
+    gpu = (record.memory or {}).get("gpu") or record.config.get("gpu") or {"name": DEFAULT_GPU}
+    return f"a simulated {gpu['name']}"
+
+
+def _tuning(config: dict[str, Any]) -> str:
+    """What trains, where that is not everything."""
+    tuning = config.get("tuning") or {}
+    return f"LoRA of rank {tuning['rank']}" if tuning.get("name") == "lora" else ""
+
+
 def _title(records: Sequence[RunRecord]) -> str:
     configs = [record.config for record in records]
 
@@ -162,7 +178,8 @@ def _title(records: Sequence[RunRecord]) -> str:
     }
     parts = [
         shared({config["model"]["name"] for config in configs}),
-        f"on {shared({config['device']['name'] for config in configs})}",
+        f"on {shared({_device(record) for record in records})}",
+        shared({_tuning(config) for config in configs}),
         shared({config["dtype"] for config in configs}),
         f"batch {shared({str(config['batch_size']) for config in configs})}",
         *sorted(numbers),
