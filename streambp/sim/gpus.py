@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -14,6 +15,14 @@ import yaml
 
 #: The GPU of a simulated run that names none.
 DEFAULT_GPU = "a100_80gb"
+#: The numbers that tell one GPU from another.
+_NUMBERS = (
+    "memory_bytes",
+    "sm",
+    "bandwidth_bytes_per_s",
+    "peak_bf16_flops_per_s",
+    "peak_fp32_flops_per_s",
+)
 _FOLDER = Path(__file__).parent / "gpus"
 GIB = 2**30
 
@@ -45,11 +54,19 @@ class Gpu:
             _check_positive(name, getattr(self, name))
         for name in ("peak_bf16_flops_per_s", "peak_fp32_flops_per_s"):
             _check_positive(name, getattr(self, name))
-        if not 0 < self.usable_fraction <= 1:
+        if not _is_number(self.usable_fraction) or not 0 < self.usable_fraction <= 1:
             raise ValueError(
-                f"gpu.usable_fraction={self.usable_fraction!r}: must be above 0 and at most 1. "
+                f"gpu.usable_fraction={self.usable_fraction!r}: must be a number above 0 and at "
+                "most 1. "
                 "Fix: gpu.usable_fraction=0.98"
             )
+        if self.prefer_cudnn_attention not in (None, True, False):
+            raise ValueError(
+                f"gpu.prefer_cudnn_attention={self.prefer_cudnn_attention!r}: must be true or "
+                "false. Fix: gpu.prefer_cudnn_attention=null"
+            )
+        if not isinstance(self.name, str):
+            raise ValueError(f"gpu.name={self.name!r}: must be a word. Fix: gpu.name=mine")
         if self.sm < 80:
             raise ValueError(
                 f"gpu.sm={self.sm}: bf16 flash attention needs sm80 or newer, and older GPUs are "
@@ -61,6 +78,23 @@ class Gpu:
     def usable_bytes(self) -> int:
         """Bytes of tensors that fit."""
         return int(self.memory_bytes * self.usable_fraction)
+
+    def budget_bytes(self, budget_gib: float | None) -> int:
+        """Bytes of tensors that a run may have: all that fit, or `budget_gib`.
+
+        Raises:
+            ValueError: more than fit.
+        """
+        if budget_gib is None:
+            return self.usable_bytes
+        budget = int(budget_gib * GIB)
+        if budget > self.usable_bytes:
+            most = math.floor(100 * self.usable_bytes / GIB) / 100
+            raise ValueError(
+                f"budget_gib={budget_gib:g}: {self.name} has {self.usable_bytes / GIB:.2f} GiB for "
+                f"tensors. Fix: budget_gib={most:g} or less, or another gpu"
+            )
+        return budget
 
     @property
     def cudnn_attention_first(self) -> bool:
@@ -97,6 +131,10 @@ def gpu_named(name: str) -> Gpu:
 def resolve_gpu(gpu: Gpu | str | Mapping[str, Any]) -> Gpu:
     """A GPU from its name, or from a mapping: fields of a known `name` overridden, or all given.
 
+    A known one with changed numbers says so in its name: "a100_80gb with sm=90". On the command
+    line a name of one's own comes with the numbers of the GPU that would be taken without it, so
+    three or more of one known GPU's are taken for numbers not given.
+
     Raises:
         ValueError: an unknown name or field, or a number missing.
     """
@@ -113,7 +151,7 @@ def resolve_gpu(gpu: Gpu | str | Mapping[str, Any]) -> Gpu:
         )
     name = values.get("name")
     if name in gpu_names():
-        return dataclasses.replace(gpu_named(str(name)), **values)
+        return _changed(gpu_named(str(name)), values)
     required = {f.name for f in dataclasses.fields(Gpu) if f.default is dataclasses.MISSING}
     missing = sorted(required - set(values))
     if missing == sorted(required - {"name"}) and name is not None:
@@ -124,15 +162,55 @@ def resolve_gpu(gpu: Gpu | str | Mapping[str, Any]) -> Gpu:
             f"gpu.name ({', '.join(gpu_names())}), or all the numbers"
         )
     gpu = Gpu(**values)
-    for known_name in gpu_names():
-        if dataclasses.replace(gpu, name=known_name) == gpu_named(known_name):
-            raise ValueError(
-                f"gpu.name={name!r} is unknown and its numbers are those of {known_name}. "
-                f"Fix: gpu=<one of {', '.join(gpu_names())}>, or numbers of its own"
-            )
+    base, same = closest_numbers(gpu)
+    if same == list(_NUMBERS):
+        raise ValueError(
+            f"gpu.name={name!r} is unknown and its numbers are those of {base}. "
+            f"Fix: gpu=<one of {', '.join(gpu_names())}>, or numbers of its own"
+        )
+    if len(same) > len(_NUMBERS) // 2:
+        changes = [f for f in _NUMBERS if f not in same]
+        raise ValueError(
+            f"gpu.name={name!r}: {', '.join('gpu.' + f for f in same)} are not given: they would "
+            f"be those of {base}. Fix: give them too, or, for a {base} with another number, "
+            f"gpu={base} {' '.join(f'gpu.{f}={values[f]:g}' for f in changes)} and no gpu.name"
+        )
     return gpu
 
 
+def closest_numbers(gpu: Gpu) -> tuple[str, list[str]]:
+    """The known GPU that shares the most numbers with this one, and which; the default wins ties.
+
+    The compute capability alone says nothing: many GPUs share it.
+    """
+
+    def shared(name: str) -> list[str]:
+        known = gpu_named(name)
+        return [field for field in _NUMBERS if getattr(gpu, field) == getattr(known, field)]
+
+    names = sorted(gpu_names(), key=lambda name: name != DEFAULT_GPU)
+    best = max(names, key=lambda name: len(shared(name)))
+    return best, shared(best)
+
+
+def _changed(gpu: Gpu, values: Mapping[str, Any]) -> Gpu:
+    """A known GPU with other numbers, named so that it is not taken for the known one."""
+    changed = dataclasses.replace(gpu, **values)
+    fields = [f for f in changed.to_dict() if getattr(changed, f) != getattr(gpu, f)]
+    if not fields:
+        return gpu
+    said = ", ".join(f"{field}={_short(getattr(changed, field))}" for field in fields)
+    return dataclasses.replace(changed, name=f"{gpu.name} with {said}")
+
+
+def _short(value: Any) -> str:
+    return f"{value:.10g}" if isinstance(value, float) else str(value)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
 def _check_positive(name: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
+    if not _is_number(value) or not 0 < value < math.inf:
         raise ValueError(f"gpu.{name}={value!r}: must be a positive number")

@@ -229,8 +229,7 @@ def _workload(
 
 def _budget(workload: Workload, budget_gib: float | None) -> int:
     assert workload.gpu is not None
-    usable = workload.gpu.usable_bytes
-    return usable if budget_gib is None else min(usable, int(budget_gib * GIB))
+    return workload.gpu.budget_bytes(budget_gib)
 
 
 def _streamed(workload: Workload, config: StreamConfig) -> Workload:

@@ -8,8 +8,8 @@ from streambp.bench.config import MethodConfig, RunConfig
 from streambp.bench.methods import method_options
 from streambp.sim.allocator import replay
 from streambp.sim.costs import Costs
-from streambp.sim.errors import NothingFitsError
-from streambp.sim.gpus import DEFAULT_GPU, Gpu, resolve_gpu
+from streambp.sim.errors import NothingFitsError, SimulationError
+from streambp.sim.gpus import DEFAULT_GPU, Gpu, closest_numbers, gpu_names, resolve_gpu
 from streambp.sim.passes import run_pass
 from streambp.sim.roofline import Roofline
 from streambp.sim.settings import Assumptions, paper_assumptions
@@ -20,6 +20,7 @@ from streambp.sim.workload import Workload, depth_of
 
 GIB = 2**30
 _BASELINE = "checkpointing"
+_STATES = ("weights", "gradients", "optimizer")
 #: A whole model of at most so many ops is run where short depths don't tell what all layers do.
 _WHOLE_MODEL_OPS = 60_000
 _NOT_SIMULATED = {
@@ -34,10 +35,10 @@ def simulate_run(config: RunConfig) -> dict[str, Any]:
 
     Peak, FLOPs, time, and what came and went (for reserved memory and the timeline) are those of
     the whole model, told from two short depths (see `simulate`). The same of gradient checkpointing
-    is under `beside` in each section.
+    is under `beside` in each section; where that can't be simulated, a note says why.
 
     Raises:
-        NothingFitsError: the budget is smaller than what exists before the first token.
+        NothingFitsError: the budget is smaller than weights, gradients and optimizer states.
         SimulationError, ValueError: see `run_pass` and `resolve_gpu`.
     """
     workload = workload_of(config)
@@ -45,19 +46,22 @@ def simulate_run(config: RunConfig) -> dict[str, Any]:
     budget_bytes = budget_bytes_of(config, workload)
     roofline = Roofline(gpu=workload.gpu)
     simulation = simulate(workload, roofline=roofline, record_events=True)
-    if simulation.resident_bytes > budget_bytes:
+    if sum(_states(simulation).values()) > budget_bytes:
         budget = f"of the {budget_bytes / GIB:.2f} that a run may use on {workload.gpu.name}"
         raise NothingFitsError(f"nothing fits: {resident_message(workload)} {budget} (simulated)")
     blocks = _blocks(workload, simulation, whole=bool(config.measure.timeline))
     sections = _numbers(workload, simulation, blocks, budget_bytes)
+    notes = _excess_note(simulation, budget_bytes)
     if workload.method != _BASELINE:
-        baseline = workload_of(config.replace(method=MethodConfig(name=_BASELINE)))
-        other = simulate(baseline, roofline=roofline, record_events=True)
-        numbers = _numbers(baseline, other, _blocks(baseline, other), budget_bytes)
-        for name, values in numbers.items():
+        try:
+            beside = _baseline_numbers(config, roofline, budget_bytes)
+        except (SimulationError, ValueError) as error:
+            beside = {}
+            notes.append(f"no {_BASELINE} beside it: {error}")
+        for name, values in beside.items():
             sections[name]["beside"] = {"method": _BASELINE, **values}
     sections["provenance"] = {"memory": "simulated", "time": "predicted", "flops": "simulated"}
-    sections["notes"] = _notes(workload, roofline)
+    sections["notes"] = [*notes, *_notes(workload, roofline)]
     if blocks is not None and config.measure.timeline is not False:
         sections["timeline"] = {
             **timeline_of(blocks),
@@ -66,6 +70,13 @@ def simulate_run(config: RunConfig) -> dict[str, Any]:
             "budget_bytes": budget_bytes,
         }
     return sections
+
+
+def _baseline_numbers(config: RunConfig, roofline: Roofline, budget_bytes: int) -> dict[str, Any]:
+    """The same sections of gradient checkpointing."""
+    baseline = workload_of(config.replace(method=MethodConfig(name=_BASELINE)))
+    simulation = simulate(baseline, roofline=roofline, record_events=True)
+    return _numbers(baseline, simulation, _blocks(baseline, simulation), budget_bytes)
 
 
 def _numbers(
@@ -106,21 +117,49 @@ def workload_of(config: RunConfig) -> Workload:
 
 
 def budget_bytes_of(config: RunConfig, workload: Workload) -> int:
-    """Bytes of tensors that may exist: what the GPU has, or `budget_gib` if that is less."""
+    """Bytes of tensors that may exist: what the GPU has, or `budget_gib`.
+
+    Raises:
+        ValueError: `budget_gib` is more than the GPU has.
+    """
     assert workload.gpu is not None
-    usable = workload.gpu.usable_bytes
-    return usable if config.budget_gib is None else min(usable, int(config.budget_gib * GIB))
+    return workload.gpu.budget_bytes(config.budget_gib)
 
 
 def resident_message(workload: Workload) -> str:
     """What exists before the first token, in words."""
-    resident = simulate(workload.replace(seq_len=8, batch_size=1)).resident_by_category
-    parts = [name for name in ("weights", "gradients", "optimizer") if resident.get(name)]
-    total = sum(resident[name] for name in parts)
+    resident = _states(simulate(workload.replace(seq_len=8, batch_size=1)))
+    parts = list(resident)
+    total = sum(resident.values())
     names = " and ".join(parts[-2:]) if len(parts) < 3 else "weights, gradients and optimizer"
     alone = f"{names} alone need {total / GIB:.2f} GiB"
     each = ", ".join(f"{name} {resident[name] / GIB:.2f}" for name in parts)
     return f"{alone} ({each})"
+
+
+def _states(simulation: Simulation) -> dict[str, int]:
+    """Resident bytes that no sequence length changes."""
+    resident = simulation.resident_by_category
+    return {name: resident[name] for name in _STATES if resident.get(name)}
+
+
+def _excess_note(simulation: Simulation, budget_bytes: int) -> list[str]:
+    """What there is at a peak that does not fit; inputs are named (a mask may be most of them)."""
+    excess = simulation.peak_bytes - budget_bytes
+    if excess <= 0:
+        return []
+    largest_first = sorted(simulation.by_category.items(), key=lambda item: -item[1])
+    categories = ", ".join(
+        f"{name.replace('_', ' ')} {num_bytes / GIB:.2f}" for name, num_bytes in largest_first[:4]
+    )
+    note = (
+        f"{excess / 2**20:,.1f} MiB too much; the peak of {simulation.peak_bytes / GIB:.2f} GiB is "
+        f"{categories}"
+    )
+    if simulation.largest:
+        tensor = simulation.largest[0]
+        note += f"; the largest tensor: {tensor.name} {tensor.num_bytes / GIB:.2f}"
+    return [note]
 
 
 def memory_section(workload: Workload, budget_bytes: int) -> dict[str, Any]:
@@ -232,10 +271,20 @@ def _flops(costs: Costs) -> dict[str, Any]:
     return {**dict(sorted(by_kind.items())), "total_flops": sum(by_kind.values())}
 
 
+def _shared_numbers(gpu: Gpu) -> list[str]:
+    """Which numbers of an own GPU are a known one's: on a command line, those not given."""
+    base, same = closest_numbers(gpu)
+    rates = [field for field in same if field != "sm"]
+    if not rates or gpu.name.split(" ")[0] in gpu_names():
+        return []
+    return [f"{gpu.name}: {', '.join('gpu.' + field for field in same)} as {base}"]
+
+
 def _notes(workload: Workload, roofline: Roofline) -> list[str]:
     assumed = ", ".join(f"{k} {v}".lower() for k, v in workload.assumptions.to_dict().items())
     return [
         f"simulated, not measured: {roofline.gpu.name}",
+        *_shared_numbers(roofline.gpu),
         f"assumptions: {assumed}",
         "optimizer states resident, its step is fused and needs no memory of its own",
         f"predicted time: {roofline}",

@@ -31,6 +31,26 @@ def test_a_gpu_by_numbers_and_a_known_one_changed():
     assert changed.usable_bytes == gpu_named("a100_80gb").memory_bytes // 2
 
 
+def test_a_known_gpu_with_another_number_is_not_labelled_as_the_known_one():
+    known = gpu_named("a100_80gb")
+    assert resolve_gpu({**known.to_dict(), "memory_bytes": known.memory_bytes}) == known
+    changed = resolve_gpu({**known.to_dict(), "memory_bytes": 50_000_000_000, "sm": 90})
+    assert changed.name == "a100_80gb with memory_bytes=50000000000, sm=90"
+
+
+def test_a_name_of_its_own_does_not_take_the_default_gpus_numbers():
+    composed = {**gpu_named("a100_80gb").to_dict(), "name": "mine", "memory_bytes": 5e10}
+    missing = (
+        r"gpu\.name='mine': gpu\.sm, gpu\.bandwidth_bytes_per_s, gpu\.peak_bf16_flops_per_s, "
+        r"gpu\.peak_fp32_flops_per_s are not given.*gpu=a100_80gb gpu\.memory_bytes=5e\+10"
+    )
+    with pytest.raises(ValueError, match=missing):
+        resolve_gpu(composed)
+    with pytest.raises(ValueError, match=r"of h100_80gb"):
+        resolve_gpu({**gpu_named("h100_80gb").to_dict(), "name": "mine", "memory_bytes": 5e10})
+    assert resolve_gpu({**composed, **NUMBERS}).name == "mine"
+
+
 @pytest.mark.parametrize(
     ("gpu", "message"),
     [
@@ -40,6 +60,11 @@ def test_a_gpu_by_numbers_and_a_known_one_changed():
         ({**NUMBERS, "memory": 1}, "gpu.memory=1: no such field"),
         ({**NUMBERS, "memory_bytes": -1}, "gpu.memory_bytes=-1"),
         ({**NUMBERS, "usable_fraction": 2}, "gpu.usable_fraction=2"),
+        ({**NUMBERS, "usable_fraction": "abc"}, "gpu.usable_fraction='abc': must be a number"),
+        ({"name": "a100_80gb", "usable_fraction": True}, "gpu.usable_fraction=True"),
+        ({**NUMBERS, "bandwidth_bytes_per_s": float("inf")}, "gpu.bandwidth_bytes_per_s=inf"),
+        ({**NUMBERS, "prefer_cudnn_attention": "yes"}, "gpu.prefer_cudnn_attention='yes'"),
+        ({**NUMBERS, "name": 5}, "gpu.name=5"),
         ({"name": "mine", "sm": 90}, "gpu.bandwidth_bytes_per_s"),
     ],
 )

@@ -72,6 +72,49 @@ def test_a_budget_below_what_is_resident_is_said_in_words():
         simulate_run(config_of(budget_gib=0.001))
 
 
+def test_inputs_that_do_not_fit_are_named_and_the_states_are_not_blamed():
+    standard = {"name": "standard"}
+    sections = simulate_run(config_of(paper=True, method=standard, seq_len=8000))
+    memory = sections["memory"]
+    assert sum(memory["resident_by_category_bytes"].values()) > memory["budget_bytes"]
+    assert not memory["fits"]
+    note = sections["notes"][0]
+    assert "MiB too much" in note and "inputs 0.12" in note
+    assert "the largest tensor: logits" in note or "attention_mask 0.12" in note
+    fitting = simulate_run(config_of(method=standard))
+    assert not any("too much" in note for note in fitting["notes"])
+
+
+def test_a_baseline_that_cannot_be_simulated_leaves_the_answer_and_a_note():
+    sections = simulate_run(config_of(dtype="float32"))
+    assert sections["memory"]["peak_allocated_bytes"] > 0
+    assert not any("beside" in sections[name] for name in ("memory", "time", "flops"))
+    assert any(
+        note.startswith("no checkpointing beside it: attention of torch.float32")
+        for note in sections["notes"]
+    )
+
+
+def test_a_budget_above_what_the_gpu_has_is_refused_not_cut():
+    for call in (
+        lambda: simulate_run(config_of(budget_gib=0.07)),
+        lambda: search.run(
+            config_of(budget_gib=0.07, search={"name": "max_seq_len"}), search.Progress()
+        ),
+        lambda: plan(small_model(3), TINY_GPU, seq_len=256, budget_gib=0.07),
+    ):
+        with pytest.raises(ValueError, match=r"budget_gib=0\.07: tiny_gpu has 0\.06 GiB"):
+            call()
+    assert simulate_run(config_of(budget_gib=0.0625))["memory"]["budget_bytes"] == 64 * 2**20
+
+
+def test_numbers_that_an_own_gpu_shares_with_a_known_one_are_told():
+    rate = {"peak_bf16_flops_per_s": 312e12, "sm": 80}
+    notes = simulate_run(config_of(gpu={**TINY_GPU, **rate}))["notes"]
+    assert "tiny_gpu: gpu.sm, gpu.peak_bf16_flops_per_s as a100_80gb" in notes
+    assert not any(note.endswith("a100_80gb") for note in simulate_run(config_of())["notes"])
+
+
 def test_a_budget_below_what_is_resident_ends_a_run_as_out_of_memory():
     ending = worker.outcome(config_of(budget_gib=0.001), worker.Progress())
     assert ending["status"] == "oom"
@@ -181,6 +224,20 @@ def test_the_longest_sequence_of_a_method():
     theirs = estimate_max_sequence_length(model, TINY_GPU, method="checkpointing", budget_gib=0.03)
     assert ours > theirs > 0
     assert estimate_max_sequence_length(model, TINY_GPU, budget_gib=0.001) == 0
+
+
+@pytest.mark.parametrize("field", ["attn_implementation", "_attn_implementation"])
+def test_another_attention_than_sdpa_is_refused_not_simulated_as_sdpa(tmp_path, field):
+    path = tmp_path / "config.json"
+    for value, refused in (("flash_attention_2", True), ("eager", True), ("sdpa", False)):
+        path.write_text(json.dumps({**small_model(2).config, field: value}))
+        for model in ({"hf_config": str(path)}, {"checkpoint": str(tmp_path)}):
+            config = config_of(model={"name": "m", **model})
+            if refused:
+                with pytest.raises(ValueError, match=f"{field}='{value}', but every run"):
+                    simulate_run(config)
+            else:
+                simulate_run(config)
 
 
 def test_models_are_taken_as_config_path_or_module(tmp_path):
