@@ -13,9 +13,18 @@ from typing import Protocol
 
 from streambp.bench.config import DataConfig
 
-__all__ = ["Documents", "documents_of"]
+__all__ = [
+    "Documents",
+    "TextFiles",
+    "documents_of",
+    "is_jsonl",
+    "is_saved_dataset",
+    "text_files",
+    "text_of_line",
+]
 
 _TEXT_SUFFIXES = (".txt", ".md", ".rst", ".py")
+_JSONL_SUFFIXES = (".jsonl", ".ndjson")
 #: Size above which a text file is read in pieces.
 _PIECE_BYTES = 1 << 20
 #: Folders of the standard library's directory that aren't it, or aren't there on every machine.
@@ -44,7 +53,7 @@ def documents_of(cfg: DataConfig) -> Documents:
     return _file(path, cfg.text_field)
 
 
-class _TextFiles:
+class TextFiles:
     """Each file is one document; a larger one comes in pieces that end with a line."""
 
     def __init__(self, files: list[Path], errors: str):
@@ -93,7 +102,7 @@ class _JsonLines:
             offset = 0
             for number, line in enumerate(lines, start=1):
                 if line.strip():
-                    self._text(line, number)
+                    text_of_line(file, field, line, number)
                     self._offsets.append(offset)
                 offset += len(line)
 
@@ -103,30 +112,27 @@ class _JsonLines:
     def __getitem__(self, index: int) -> str:
         with self._file.open("rb") as lines:
             lines.seek(self._offsets[index])
-            return self._text(lines.readline(), number=None)
+            return text_of_line(self._file, self._field, lines.readline(), number=None)
 
-    def _text(self, line: bytes, number: int | None) -> str:
-        where = f"data.path: {self._file}, line {number}"
-        try:
-            values = json.loads(line)
-        except ValueError as error:
-            raise ValueError(f"{where} is not JSON ({error}): fix or remove the line") from error
-        if not isinstance(values, dict):
-            raise ValueError(
-                f"{where} is no JSON object: expected one with the key {self._field!r}"
-            )
-        if self._field not in values:
-            keys = ", ".join(map(repr, values)) or "no key"
-            raise ValueError(
-                f"{where} has no key {self._field!r}, it has {keys}: set data.text_field"
-            )
-        text = values[self._field]
-        if not isinstance(text, str):
-            raise ValueError(
-                f"{where}: {self._field!r} holds {type(text).__name__}, not text: set "
-                "data.text_field"
-            )
-        return text
+
+def text_of_line(file: Path, field: str, line: bytes, number: int | None) -> str:
+    """The text of one line of JSONL. ``ValueError`` names the line, the key and the fix."""
+    where = f"data.path: {file}, line {number}"
+    try:
+        values = json.loads(line)
+    except ValueError as error:
+        raise ValueError(f"{where} is not JSON ({error}): fix or remove the line") from error
+    if not isinstance(values, dict):
+        raise ValueError(f"{where} is no JSON object: expected one with the key {field!r}")
+    if field not in values:
+        keys = ", ".join(map(repr, values)) or "no key"
+        raise ValueError(f"{where} has no key {field!r}, it has {keys}: set data.text_field")
+    text = values[field]
+    if not isinstance(text, str):
+        raise ValueError(
+            f"{where}: {field!r} holds {type(text).__name__}, not text: set data.text_field"
+        )
+    return text
 
 
 class _Concatenated:
@@ -196,26 +202,41 @@ def _standard_library() -> Documents:
             f"data=corpus: this Python has no sources of its standard library in {folder}; use "
             "data=file data.path=<text>, or data=random"
         )
-    return _TextFiles(files, errors="replace")
+    return TextFiles(files, errors="replace")
 
 
 def _file(file: Path, field: str) -> Documents:
-    if file.suffix in (".jsonl", ".ndjson"):
+    if is_jsonl(file):
         return _JsonLines(file, field)
-    return _TextFiles([file], errors="strict")
+    return TextFiles([file], errors="strict")
 
 
 def _folder(folder: Path, field: str) -> Documents:
-    if any((folder / name).is_file() for name in ("state.json", "dataset_dict.json")):
+    if is_saved_dataset(folder):
         return _SavedDataset(folder, field)
+    return _Concatenated([_file(file, field) for file in text_files(folder)])
+
+
+def is_jsonl(file: Path) -> bool:
+    """Whether a file has a JSON object in each line, by its name."""
+    return file.suffix in _JSONL_SUFFIXES
+
+
+def is_saved_dataset(folder: Path) -> bool:
+    """Whether ``datasets`` wrote the folder."""
+    return any((folder / name).is_file() for name in ("state.json", "dataset_dict.json"))
+
+
+def text_files(folder: Path) -> list[Path]:
+    """The files of text and JSONL below a folder; ``ValueError`` when there are none."""
     files = sorted(
         file
         for file in folder.rglob("*")
-        if file.is_file() and file.suffix in (*_TEXT_SUFFIXES, ".jsonl", ".ndjson")
+        if file.is_file() and file.suffix in (*_TEXT_SUFFIXES, *_JSONL_SUFFIXES)
     )
     if not files:
         raise ValueError(
             f"data.path={str(folder)!r} is neither a dataset written by save_to_disk nor holds any "
             f"file of text ({', '.join(_TEXT_SUFFIXES)}) or .jsonl"
         )
-    return _Concatenated([_file(file, field) for file in files])
+    return files

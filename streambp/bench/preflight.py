@@ -14,6 +14,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from streambp.bench.config import ConfigError, MethodConfig, ModelConfig, RunConfig, closest
+from streambp.bench.data_check import check_data
 from streambp.sim.gpus import DEFAULT_GPU, resolve_gpu
 
 _WITH_TIMELINE = ("training", "linear_example")
@@ -43,8 +44,10 @@ def resolve(config: RunConfig, *, lone: bool = False) -> tuple[RunConfig, list[s
         dtype=devices.resolve_dtype(config, choice.name),
         gpu=config.gpu if choice.name == "simulated" else None,
     )
-    if choice.name == "simulated":
+    if choice.name == "simulated":  # it reads no data
         resolve_gpu(config.gpu or DEFAULT_GPU)
+    elif config.experiment.kind == "training":
+        check_data(config)
     timeline = _timeline(config, lone=lone)
     config = replace(config, measure=replace(config.measure, timeline=timeline))
     if config.searches:

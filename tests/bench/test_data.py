@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from streambp.bench import documents
-from streambp.bench.config import DataConfig
+from streambp.bench.config import DataConfig, DeviceConfig
 from streambp.bench.data import batches
 from streambp.bench.documents import documents_of
+from streambp.bench.preflight import resolve
 from streambp.bench.tokenizers import ByteTokenizer
 
 TEXT = "Chunk by chunk, the gradient comes back.\n" * 50
@@ -166,3 +167,42 @@ def test_huggingface_tokenizer_from_a_folder(tmp_path):
 def test_folder_without_tokenizer(tmp_path):
     with pytest.raises(ValueError, match=r"data\.tokenizer=.*holds no tokenizer"):
         take(DataConfig(name="corpus", tokenizer=str(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.txt", b"", r"data\.path=.*at most 0 tokens.*Fix: more text"),
+        ("a.txt", b"short", r"data\.path=.*at most 7 tokens.*seq_len=64"),
+        ("a.txt", b"ab\xff" * 100, r"data\.path: .*no UTF-8 text \(byte 2\)"),
+        ("a.jsonl", b'{"text": "a"}\n{"text": \n', "line 2 is not JSON"),
+        ("a.jsonl", b'{"body": "a"}\n' * 9, r"line 1 has no key 'text'.*set data\.text_field"),
+        ("a.pdf.d/a.pdf", b"%PDF", "neither a dataset"),
+        ("d/dataset_info.json", b'{"features": {"body": {}}}', r"data\.text_field='text'.*=body"),
+        ("a.txt", b"long enough " * 9, None),
+        ("a.jsonl", b'{"text": "long enough"}\n' * 9, None),
+    ],
+)
+def test_what_is_wrong_with_data_is_found_before_a_worker_starts(
+    make_config, tmp_path, name, content, message
+):
+    file = tmp_path / name
+    file.parent.mkdir(exist_ok=True)
+    file.write_bytes(content)
+    if file.parent.name == "d":
+        (file.parent / "state.json").write_text("{}")
+    path = file.parent if file.parent != tmp_path else file
+    config = make_config(data={"name": "file", "path": str(path)}, seq_len=64)
+    if message is None:
+        resolve(config)
+        return
+    with pytest.raises(ValueError, match=message):
+        resolve(config)
+    resolve(config.replace(device=DeviceConfig(name="simulated")))  # it reads none
+
+
+def test_bytes_need_a_vocabulary_of_their_size(make_config):
+    model = {"name": "tiny", "config": {"model_type": "qwen3", "vocab_size": 256}}
+    with pytest.raises(ValueError, match=r"data\.tokenizer=.*vocabulary of 256"):
+        resolve(make_config(model=model))
+    resolve(make_config(model=model, data={"name": "random"}))
