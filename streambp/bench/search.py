@@ -21,6 +21,7 @@ import yaml
 
 from streambp.bench.config import ConfigError, RunConfig
 from streambp.bench.progress import Progress
+from streambp.bench.units import size_text
 
 PARAMETERS = {"max_seq_len": "seq_len", "max_batch_size": "batch_size"}
 FOUND, NOTHING_FITS, EVERYTHING_FITS = "found", "nothing_fits", "everything_fits"
@@ -193,7 +194,7 @@ def run(config: RunConfig, progress: Progress) -> dict[str, Any]:
 
     def try_value(value: int) -> Probe:
         probe = prober.probe(options.parameter, value)
-        peak = "unknown" if probe.peak_bytes is None else f"{probe.peak_bytes / _GIB:.2f} GiB"
+        peak = "unknown" if probe.peak_bytes is None else size_text(probe.peak_bytes)
         fits = "fits" if probe.fits else "does not fit"
         progress.message(f"{options.parameter}={value}: {prober.provenance} peak {peak}, {fits}")
         return probe
@@ -248,9 +249,8 @@ class _Simulated:
 
     def describe(self, options: Options, found: SearchResult) -> str:
         assert self._workload.gpu is not None
-        where = (
-            f"on {self._workload.gpu.name} (simulated, {self.budget_bytes / _GIB:.2f} GiB usable)"
-        )
+        usable = size_text(self.budget_bytes)
+        where = f"on {self._workload.gpu.name} (simulated, {usable} usable)"
         return _describe(options, found, where, self._resident())
 
     def _resident(self) -> str:
@@ -288,7 +288,7 @@ class _Measured:
         self._memory: dict[int, dict[str, Any] | None] = {}
 
     def probe(self, parameter: str, value: int) -> Probe:
-        from streambp.bench.supervise import Ending, supervise
+        from streambp.bench.supervise import Ending, end_of_log, supervise
 
         config = self._config.replace(
             **{parameter: value},
@@ -301,6 +301,9 @@ class _Measured:
             (path / "config.yaml").write_text(yaml.safe_dump(config.to_dict()), encoding="utf-8")
             ending = Ending()
             supervise(path, ending, timeout_s=config.timeout_s)
+            if ending.status not in ("ok", "oom"):
+                print(f"{parameter}={value} ended as {ending.status}; its log:")
+                print(end_of_log(path), flush=True)  # into the log of the search
         if ending.status not in ("ok", "oom"):
             raise RuntimeError(
                 f"{parameter}={value} ended as {ending.status}, which says nothing about memory: "
@@ -313,7 +316,15 @@ class _Measured:
 
     def describe(self, options: Options, found: SearchResult) -> str:
         where = f"on device={self._config.device.name} (measured)"
-        return _describe(options, found, where, "see the first probe")
+        return _describe(options, found, where, self._smallest(found))
+
+    def _smallest(self, found: SearchResult) -> str:
+        """What the probe of the smallest value, which does not fit, took."""
+        probe = next((p for p in found.probes if p.value == found.smallest_failing), None)
+        budget = "all there is" if self.budget_bytes is None else size_text(self.budget_bytes)
+        if probe is None or probe.peak_bytes is None:
+            return f"it ran out of memory (budget: {budget}) before its peak was known"
+        return f"its measured peak is {size_text(probe.peak_bytes)} (budget: {budget})"
 
     def memory_of(self, parameter: str, value: int | None) -> dict[str, Any] | None:
         return None if value is None else self._memory.get(value)

@@ -45,8 +45,9 @@ def supervise(
 ) -> None:
     """Run the worker on a folder that holds its config.yaml; fill `ending`.
 
-    The worker's output goes to run.log. `ending` is filled as events arrive, so that after an
-    exception (Ctrl-C) it still has the finished sections; the worker is then ended first.
+    The worker's output and its messages go to run.log. `ending` is filled as events arrive, so
+    that after an exception (Ctrl-C) it still has the finished sections; the worker is then ended
+    first.
     """
     reader, writer = os.pipe()
     path = os.pathsep.join(filter(None, [str(PACKAGE_ROOT.parent), os.environ.get("PYTHONPATH")]))
@@ -72,6 +73,8 @@ def supervise(
                 outcome = event
                 ending.sections.update(event["sections"])
             else:
+                if event["event"] == "message":
+                    _append(folder / LOG_NAME, event["text"])
                 on_event(event)
         timed_out = process.poll() is None and outcome is None
     except BaseException:
@@ -134,10 +137,20 @@ def _without_outcome(returncode: int, log: Path) -> tuple[str, str]:
     return "oom" if says_out_of_memory(tail) else "error", f"the worker died of {name}: {last}"
 
 
-def _tail(log: Path) -> str:
+def end_of_log(folder: Path) -> str:
+    """The last lines of the log of a run's folder."""
+    return _tail(folder / LOG_NAME, 5 * _LOG_TAIL_BYTES)
+
+
+def _append(log: Path, text: str) -> None:
+    with contextlib.suppress(OSError), open(log, "a", encoding="utf-8", errors="replace") as file:
+        file.write(f"{text}\n")
+
+
+def _tail(log: Path, num_bytes: int = _LOG_TAIL_BYTES) -> str:
     try:
         with open(log, "rb") as file:
-            file.seek(max(0, log.stat().st_size - _LOG_TAIL_BYTES))
+            file.seek(max(0, log.stat().st_size - num_bytes))
             return file.read().decode("utf-8", "replace")
     except OSError:
         return ""

@@ -32,6 +32,8 @@ def main(folder: str, descriptor: str) -> None:
     training = {"loss_per_step": [2.5], "grad_norm_per_step": [1.0]}
     emit({"event": "section", "name": "training", "values": training})
     print("working", flush=True)
+    if behaviour == "message":
+        emit({"event": "message", "text": "seq_len=64 fits"})
     if behaviour in ("sleep", "slow"):
         (Path(folder) / "worker.pid").write_text(str(os.getpid()))
         time.sleep(60 if behaviour == "sleep" else 0.15)
