@@ -43,6 +43,7 @@ CATEGORIES = {
 }
 AROUND = "around"  # marks the title and the caption of a figure
 WIDTH = 7.2  # inches: the text width of a paper
+_LEGEND_WIDTH = 48  # characters of a line of a legend's entry
 CAPTION_WIDTH = 118  # characters at the caption's size
 _SETTINGS: Any = {
     "font.size": 9,
@@ -101,25 +102,24 @@ def finish(figure: Figure, title: str, caption: str, *, legend: Any = None) -> F
     heading.set_gid(AROUND)
     characters = int(CAPTION_WIDTH * figure.get_figwidth() / WIDTH)
     text = textwrap.fill(caption, characters)
-    rows = 0
-    if legend and legend[0]:
-        columns = legend_columns(legend[1], characters)
-        rows = -(-len(legend[1]) // columns)
     height = figure.get_figheight()
     caption_share = (0.145 * (text.count("\n") + 1) + 0.08) / height
-    legend_share = (0.19 * rows + 0.06) / height if rows else 0
-    engine: Any = figure.get_layout_engine()
-    engine.set(rect=(0, caption_share + legend_share, 1, 1 - caption_share - legend_share))
-    if rows:
-        figure.legend(
-            *legend,
+    legend_share = 0.0
+    if legend and legend[0]:
+        labels = [textwrap.fill(label, _LEGEND_WIDTH) for label in legend[1]]
+        drawn = figure.legend(
+            legend[0],
+            labels,
             loc="lower center",
             bbox_to_anchor=(0.5, caption_share),
-            ncols=columns,
+            ncols=legend_columns(labels, characters),
             columnspacing=1.6,
             handlelength=2.4,
             borderaxespad=0.2,
         )
+        legend_share = drawn.get_window_extent().height / figure.dpi / height + 0.04 / height
+    engine: Any = figure.get_layout_engine()
+    engine.set(rect=(0, caption_share + legend_share, 1, 1 - caption_share - legend_share))
     below = figure.text(0.01, 0.06 / height, text, fontsize=7.5, color="#444444", va="bottom")
     below.set_gid(AROUND)
     return figure
@@ -134,7 +134,7 @@ def bare(figure: Figure) -> Figure:
 
 def legend_columns(labels: Sequence[str], characters: int) -> int:
     """How many legend entries stand side by side."""
-    longest = max(map(len, labels), default=1) + 9
+    longest = max((len(line) for label in labels for line in label.splitlines()), default=1) + 9
     return max(1, min(len(labels), characters // longest))
 
 

@@ -11,8 +11,6 @@ from analysis import style
 from analysis.captions import caption
 from analysis.compare import method_order
 
-HEADROOM = 1.2  # of the y axis: room for the crosses of what did not fit
-
 # (name of the file, title, caption, figure)
 Drawn = tuple[str, str, str, Figure]
 

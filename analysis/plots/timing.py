@@ -9,8 +9,8 @@ from matplotlib.axes import Axes
 from analysis import style
 from analysis.compare import Context, method_order
 from analysis.plots.bars import bar_legend, draw_bars
-from analysis.plots.lines import LINES, draw_lines, legend_of, mark_oom
-from analysis.plots.parts import HEADROOM, Drawn, models_of, panels_of_figure, text_of, variants
+from analysis.plots.lines import LINES, draw_lines, headroom, legend_of, mark_oom
+from analysis.plots.parts import Drawn, models_of, panels_of_figure, text_of, variants
 
 
 def time(rows: pd.DataFrame, context: Context) -> list[Drawn]:
@@ -26,7 +26,7 @@ def time(rows: pd.DataFrame, context: Context) -> list[Drawn]:
     draw_lines(top, rows, "seq_len_tokens", 1)
     mark_oom(top, rows, "seq_len_tokens")
     top.set_ylabel("Forward + backward (s)")
-    top.set_ylim(0, _timed_top(rows))
+    top.set_ylim(0, _timed_top(rows, "seq_len_tokens"))
     top.set_title(models_of(rows), loc="left")
     _ratio_lines(bottom, rows, "seq_len_tokens")
     bottom.set_ylabel("Time relative to\ncheckpointing")
@@ -66,9 +66,9 @@ def _ratio_lines(axes: Axes, rows: pd.DataFrame, x: str) -> None:
                 )
 
 
-def _timed_top(rows: pd.DataFrame) -> float:
+def _timed_top(rows: pd.DataFrame, x: str) -> float:
     """The upper limit of an axis of seconds, with room for the marks of what did not fit."""
-    return float(rows[["ours", "published"]].astype(float).max().max()) * HEADROOM
+    return float(rows[["ours", "published"]].astype(float).max().max()) * headroom(rows, x)
 
 
 def batch(rows: pd.DataFrame, context: Context) -> list[Drawn]:
@@ -88,7 +88,7 @@ def batch(rows: pd.DataFrame, context: Context) -> list[Drawn]:
         axes.set_xticks(sizes, [f"{size:g}" for size in sizes])
         axes.set_xlabel("Batch size (sequences)")
         axes.set_ylabel("Forward + backward per sequence (s)")
-        axes.set_ylim(0, _timed_top(timed))
+        axes.set_ylim(0, _timed_top(timed, "batch_size"))
         run = timed[timed["device_label"].notna()]
         axes.set_title(f"{models_of(timed)}, T = {run['seq_len_tokens'].iloc[0]:,.0f}", loc="left")
     if has_search:

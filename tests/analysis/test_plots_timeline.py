@@ -1,5 +1,6 @@
 """Every plot draws, says what it shows, and lets no text run over another or out of the picture."""
 
+import itertools
 import json
 
 import pytest
@@ -79,6 +80,86 @@ def test_what_does_not_fit_is_marked():
     assert "OOM: does not fit" in labels
     crosses = [line for line in picture.figure.axes[0].lines if line.get_marker() == "x"]
     assert sum(len(line.get_xdata()) for line in crosses) > 0
+
+
+def test_what_the_paper_could_not_fit_is_a_hollow_cross():
+    picture, cpu = plots.plots(make_paper_records(), "bp_time_table")
+    crosses = [line for line in picture.figure.axes[0].lines if line.get_marker() == "X"]
+    found = {(line.get_color(), length / 1000) for line in crosses for length in line.get_xdata()}
+    standard, checkpointing = (style.METHODS[name][0] for name in ("standard", "checkpointing"))
+    lengths = (9, 12, 15, 18, 21, 24, 27)
+    assert found == {(checkpointing, 27), *((standard, length) for length in lengths)}
+    assert {line.get_markerfacecolor() for line in crosses} == {"white"}
+    labels = [text.get_text() for text in picture.figure.legends[0].get_texts()]
+    assert "OOM, published" in labels
+    assert all(line.get_marker() != "X" for line in cpu.figure.axes[0].lines)
+
+
+def test_crosses_of_ours_and_of_the_paper_stand_apart():
+    figure = plots.plots(make_paper_records(), "bp_time_table")[0].figure
+    figure.canvas.draw()
+    rows = {
+        line.get_transform().transform((line.get_xdata()[0], line.get_ydata()[0]))[1]
+        for line in figure.axes[0].lines
+        if line.get_marker() in ("x", "X")
+    }
+    heights = sorted(rows)
+    points = 72 / figure.dpi
+    assert len(heights) >= 3
+    assert all((b - a) * points > 7 for a, b in itertools.pairwise(heights))
+
+
+@pytest.mark.parametrize("resident", [3.72, 30.0, 60.0])
+def test_labels_of_levels_cover_no_data(resident):
+    records = []
+    for method, slope in (("standard", 6.5e-3), ("checkpointing", 3.6e-3), ("streambp", 1e-4)):
+        for seq_len in (3000, 6000, 9000, 18000):
+            peak = int((resident + 0.6 + slope * seq_len) * GIB)
+            memory = {
+                "peak_allocated_bytes": peak,
+                "weights_bytes": int(resident / 2 * GIB),
+                "gradients_bytes": int(resident / 2 * GIB),
+                "budget_bytes": 83_900_000_000,
+                "fits": peak < 83_900_000_000,
+                "gpu": {"name": "a800_80gb"},
+            }
+            config = {"model": {"name": "gemma_3_1b"}, "method": {"name": method}}
+            records.append(make_record("other_models", memory=memory, seq_len=seq_len, **config))
+    (picture,) = plots.plots(records, "other_models")
+    picture.figure.canvas.draw()
+    (axes,) = picture.figure.axes
+    boxes = {
+        text: box
+        for text, box in texts_inside(picture.figure)
+        if text.endswith("usable") or text.startswith("weights, gradients")
+    }
+    assert len(boxes) == 2
+    budget = axes.transData.transform((0, 83_900_000_000 / GIB))[1]
+    assert 0 < boxes["78.1 GiB usable"].y0 - budget < 15  # pixels over its line
+    for text, box in boxes.items():
+        for line in axes.lines:
+            if line.get_marker() not in ("None", None):
+                path = line.get_transform().transform_path(line.get_path())
+                assert not any(box.contains(x, y) for x, y in path.vertices), (text, line)
+                assert not path.intersects_bbox(box, filled=False), (text, line)
+
+
+def test_long_legend_entries_are_wrapped_and_fit():
+    long = {"chunk_size": 500, "head_chunk_size": 100, "recompute_head": True, "split_sums": True}
+    records = [
+        make_record("bp_memory_figure", method={"name": "streambp", **options}, seq_len=seq_len)
+        for options in ({}, long)
+        for seq_len in (1000, 20000)
+    ]
+    (picture,) = plots.plots(records, "bp_memory_figure")
+    check_layout(picture.figure)
+    labels = [text.get_text() for text in picture.figure.legends[0].get_texts()]
+    (wrapped,) = (label for label in labels if "split" in label)
+    name = "streambp (chunk 500, head 100, recompute head, split sums), simulated"
+    assert wrapped.replace("\n", " ") == name
+    assert max(map(len, wrapped.splitlines())) <= 48
+    columns = style.legend_columns(labels, style.CAPTION_WIDTH)
+    assert columns > 1
 
 
 def test_a_picture_is_the_same_file_twice(tmp_path):
