@@ -51,7 +51,7 @@ def simulate_run(config: RunConfig) -> dict[str, Any]:
         raise NothingFitsError(f"nothing fits: {resident_message(workload)} {budget} (simulated)")
     blocks = _blocks(workload, simulation, whole=bool(config.measure.timeline))
     sections = _numbers(workload, simulation, blocks, budget_bytes)
-    notes = _excess_note(simulation, budget_bytes)
+    notes = _excess_note(workload, simulation, budget_bytes)
     if workload.method != _BASELINE:
         try:
             beside = _baseline_numbers(config, roofline, budget_bytes)
@@ -143,14 +143,17 @@ def _states(simulation: Simulation) -> dict[str, int]:
     return {name: resident[name] for name in _STATES if resident.get(name)}
 
 
-def _excess_note(simulation: Simulation, budget_bytes: int) -> list[str]:
-    """What there is at a peak that does not fit; inputs are named (a mask may be most of them)."""
+def _excess_note(workload: Workload, simulation: Simulation, budget_bytes: int) -> list[str]:
+    """What there is at a peak that does not fit, with the mask that may be most of the inputs."""
     excess = simulation.peak_bytes - budget_bytes
     if excess <= 0:
         return []
+    mask = workload.assumptions.mask
+    names = {"inputs": "inputs" if mask == "none" else f"inputs and {mask} mask"}
     largest_first = sorted(simulation.by_category.items(), key=lambda item: -item[1])
     categories = ", ".join(
-        f"{name.replace('_', ' ')} {num_bytes / GIB:.2f}" for name, num_bytes in largest_first[:4]
+        f"{names.get(name, name.replace('_', ' '))} {num_bytes / GIB:.2f}"
+        for name, num_bytes in largest_first[:4]
     )
     note = (
         f"{excess / 2**20:,.1f} MiB too much; the peak of {simulation.peak_bytes / GIB:.2f} GiB is "

@@ -79,7 +79,7 @@ def test_inputs_that_do_not_fit_are_named_and_the_states_are_not_blamed():
     assert sum(memory["resident_by_category_bytes"].values()) > memory["budget_bytes"]
     assert not memory["fits"]
     note = sections["notes"][0]
-    assert "MiB too much" in note and "inputs 0.12" in note
+    assert "MiB too much" in note and "inputs and additive mask 0.12" in note
     assert "the largest tensor: logits" in note or "attention_mask 0.12" in note
     fitting = simulate_run(config_of(method=standard))
     assert not any("too much" in note for note in fitting["notes"])
