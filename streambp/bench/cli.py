@@ -21,7 +21,8 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from hydra.types import RunMode
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from streambp.bench import config as config_module
 from streambp.bench.config import RunConfig, closest
@@ -42,6 +43,8 @@ _LAUNCHERS = {
         ("hydra-submitit-launcher", "slurm"),
     ),
 }
+# What Hydra ends with when a command or a config cannot work.
+_UNUSABLE = (HydraException, OmegaConfBaseException)
 # Groups that are no dataclasses of `config.py`: their keys are those of their files, and these.
 _BY_FILES: dict[str, tuple[str, ...]] = {
     "gpu": ("name", "prefer_cudnn_attention"),
@@ -58,7 +61,13 @@ def start(main: Callable[[], Any]) -> None:
         stop(problem)
     signal.signal(signal.SIGTERM, _interrupt)
     sys.argv[1:] = _flags_first(sys.argv[1:])
-    main()
+    try:
+        main()
+    except SystemExit as end:
+        # Hydra has said what is wrong with the command, and leaves with 1 whatever it was.
+        if end.code == 1 and isinstance(end.__context__, _UNUSABLE):
+            sys.exit(EXIT_USAGE)
+        raise
 
 
 def run_one(config: DictConfig) -> dict[str, Any]:
@@ -66,7 +75,7 @@ def run_one(config: DictConfig) -> dict[str, Any]:
     from streambp.bench.runner import run_job
 
     hydra = HydraConfig.get()
-    overrides = list(hydra.overrides.task)
+    overrides: Any = OmegaConf.to_container(hydra.overrides.task, resolve=False)  # as given
     sweeping = hydra.mode == RunMode.MULTIRUN
     if not sweeping and (hydra.sweeper.get("params") or hydra.sweeper.get("grids")):
         stop(f"this experiment is a list of jobs. Fix: python run.py -m {' '.join(overrides)}")
@@ -81,7 +90,7 @@ def run_one(config: DictConfig) -> dict[str, Any]:
             raise
         print("interrupted; the record says killed", file=sys.stderr)
         sys.exit(EXIT_INTERRUPTED)
-    except ValueError as error:  # config or runs folder: the message says it all
+    except (ValueError, OmegaConfBaseException) as error:  # config or runs folder
         if sweeping:
             raise
         stop(str(error))

@@ -16,6 +16,7 @@ from typing import Any
 
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf.errors import OmegaConfBaseException
 
 from streambp.bench import folders, preflight, runner
 from streambp.bench.cli import EXIT_FAILED, EXIT_INTERRUPTED, JOBS_VARIABLE, exit_code, stop
@@ -125,12 +126,12 @@ class Sweeper(BasicSweeper):
         homes = []
         for job in jobs:
             composed = self.hydra_context.config_loader.load_sweep_config(self.config, job)
-            values = {key: composed[key] for key in composed if key != "hydra"}
             try:
+                values = {key: composed[key] for key in composed if key != "hydra"}
                 config = RunConfig.from_hydra(_plain(values))
                 if not self._elsewhere:
                     config, _ = preflight.resolve(config)
-            except ValueError as error:
+            except (ValueError, OmegaConfBaseException) as error:
                 stop(f"{error}\n  in job: {' '.join(job)}")
             homes.append(Path(config.runs_dir) / config.experiment.name)
         return homes

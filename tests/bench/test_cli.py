@@ -85,10 +85,41 @@ def test_right_names(argument):
 )
 def test_bad_commands_end_early_without_a_traceback(tmp_path, arguments, said):
     done = run(tmp_path, *arguments)
-    assert done.returncode in (1, 2)
+    assert done.returncode == cli.EXIT_USAGE
     assert said in done.stderr
     assert "Traceback" not in done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["hydra/launcher=jobli"],
+        ["-m", "hydra.sweeper.grid=[]"],
+        ["model.config.nonsense=3"],
+        ["-m", "seq_len=${foo}"],
+        ["seq_len=${foo}"],
+    ],
+)
+def test_what_hydra_refuses_is_a_command_that_cannot_work(tmp_path, arguments):
+    done = run(tmp_path / "runs", *arguments)
+    assert done.returncode == cli.EXIT_USAGE, done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+def test_an_error_of_the_program_is_not_taken_for_one_of_the_command(monkeypatch):
+    def broken():
+        try:
+            raise TypeError("a mistake here")
+        except TypeError:
+            sys.exit(1)
+
+    monkeypatch.setattr(sys, "argv", ["run.py"])
+    monkeypatch.setattr(cli.signal, "signal", lambda *_: None)
+    with pytest.raises(SystemExit) as end:
+        cli.start(broken)
+    assert end.value.code == cli.EXIT_FAILED
 
 
 def test_a_runs_folder_that_cannot_be_written_ends_a_sweep_at_its_start(tmp_path):
