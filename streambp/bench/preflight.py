@@ -112,9 +112,9 @@ def _check_targets(config: RunConfig) -> None:
             found = any(name == target or name.endswith(f".{target}") for name in names)
         if not found:
             known = sorted({name.rpartition(".")[2] for name in names} - {""})
-            near = closest(target, known) or "all-linear"
+            near = closest(target, known)
             problem = f"no part of {config.model.name} is called {target}"
-            fix = f"tuning.target_modules=[{near}], or tuning.target_modules=all-linear"
+            fix = f"tuning.target_modules=[{near or ','.join(known)}], or all-linear"
             raise ConfigError("tuning.target_modules", targets, problem, fix)
 
 

@@ -273,23 +273,24 @@ def test_measured_runs_store_a_timeline_for_wandb(make_config, monkeypatch, chan
 
 
 @pytest.mark.parametrize(
-    ("targets", "right"),
+    ("targets", "fix"),
     [
-        (["q_proj", "down_proj"], True),
-        (r".*\.[qv]_proj", True),
-        ("all-linear", True),
-        (["q_proj", "v_prj"], False),
-        ("q_proj", False),  # a pattern of whole names
+        (["q_proj", "down_proj"], None),
+        (r".*\.[qv]_proj", None),
+        ("all-linear", None),
+        (["q_proj", "v_prj"], r"=\[v_proj\], or all-linear"),
+        (["x"], r"=\[down_proj,.*,v_proj\], or all-linear"),
+        ("q_proj", r"=\[q_proj\], or all-linear"),  # a pattern of whole names
     ],
 )
-def test_adapters_go_to_parts_that_the_model_has(make_config, tiny_fields, targets, right):
+def test_adapters_go_to_parts_that_the_model_has(make_config, tiny_fields, targets, fix):
     pytest.importorskip("peft")
     tuning = {"name": "lora", "target_modules": targets}
     config = make_config(tuning=tuning, model={"name": "tiny", "config": tiny_fields})
-    if right:
+    if fix is None:
         assert resolve(config)[0].tuning == config.tuning
         return
-    with pytest.raises(ConfigError, match=r"tuning\.target_modules=.*Fix: tuning\.target_modules="):
+    with pytest.raises(ConfigError, match=rf"target_modules=.*Fix: tuning\.target_modules{fix}"):
         resolve(config)
 
 
