@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,8 +78,8 @@ _RATIOS: tuple[tuple[str, str, str, str, str, tuple[str, ...], str | None], ...]
 def headlines(found: Iterable[RunRecord]) -> list[Headline]:
     """The ratios that the records allow, those with a published counterpart first.
 
-    Where an experiment has several lengths, the longest that both methods reached counts; where
-    it has several variants of streambp, the best one.
+    Where an experiment has several lengths, the longest that both methods reached counts, here
+    and in the paper if it has any; where it has several variants of streambp, the best one.
     """
     records = list(found)
     result = []
@@ -88,11 +88,11 @@ def headlines(found: Iterable[RunRecord]) -> list[Headline]:
         for context in contexts(numbers):
             rows = within(numbers, context)
             rows = rows[rows["quantity"] == quantity]
-            ours = _longest(ratio_of(rows, over, under, keys), longest)
             published = {
                 tuple(setting.values()): ratio
                 for setting, ratio, _, _ in ratio_of(rows, over, under, keys, "published")
             }
+            ours = _longest(ratio_of(rows, over, under, keys), longest, published)
             for setting, ratio, top, bottom in sorted(ours, key=lambda r: natural(r[0].values())):
                 run = top if over == "streambp" else bottom
                 stated = published.get(tuple(setting.values()))
@@ -114,14 +114,21 @@ def headlines(found: Iterable[RunRecord]) -> list[Headline]:
 _Ratio = tuple[dict[str, Any], float, pd.Series, pd.Series]
 
 
-def _longest(ratios: list[_Ratio], key: str | None) -> list[_Ratio]:
-    """Of the ratios that agree in everything but `key`, the one where it is largest."""
+def _longest(
+    ratios: list[_Ratio], key: str | None, published: Container[tuple[Any, ...]]
+) -> list[_Ratio]:
+    """Of the ratios that agree in everything but `key`, the one where it is largest; one with a
+    published counterpart comes first."""
     if key is None:
         return ratios
+
+    def rank(ratio: _Ratio) -> tuple[bool, Any]:
+        return tuple(ratio[0].values()) in published, ratio[0][key]
+
     kept: dict[tuple[Any, ...], _Ratio] = {}
     for ratio in ratios:
         rest = tuple(value for name, value in ratio[0].items() if name != key)
-        if rest not in kept or ratio[0][key] > kept[rest][0][key]:
+        if rest not in kept or rank(ratio) > rank(kept[rest]):
             kept[rest] = ratio
     return list(kept.values())
 

@@ -52,6 +52,8 @@ def _class(index: int, table: Table, starts: set[int], cell: str = "") -> str:
     names = ["key"] if index < table.num_keys else []
     if index in starts and index:
         names.append("start")
+    if not cell and len(table.columns[index]) > 24:
+        names.append("long")
     if cell.startswith("OOM"):
         names.append("oom")
     return f' class="{" ".join(names)}"' if names else ""

@@ -237,6 +237,23 @@ def test_headlines_put_ours_beside_the_published(records):
     assert headlines.headlines([]) == []
 
 
+def test_a_headline_is_of_a_length_that_the_paper_has_too():
+    config = {"model": {"name": "qwen3_4b"}, "memory": {"fits": True, "gpu": {"name": "a800_80gb"}}}
+    found = [
+        make_record("bp_time_table", method={"name": name}, seq_len=seq_len, **config)
+        for name in ("checkpointing", "streambp")
+        for seq_len in (6000, 24000, 27000)  # published at 27,000: checkpointing is OOM
+    ]
+    shorter = [record for record in found if record.config["seq_len"] <= 24000]
+    for records in (found, shorter):
+        (line,) = headlines.headlines(records)
+        assert "T = 24,000" in line.setting
+        assert line.published == pytest.approx(24.3 / 21.2)
+    only = [record for record in found if record.config["seq_len"] == 27000]
+    (line,) = headlines.headlines(only)
+    assert ("T = 27,000" in line.setting, line.published) == (True, None)
+
+
 def test_an_unknown_experiment_is_refused(records):
     with pytest.raises(ValueError, match=r"bp_memory_figur.*Fix: one of bp_memory_figure"):
         tables.tables(records, "bp_memory_figur")

@@ -140,6 +140,12 @@ def test_it_says_what_was_measured_and_what_simulated(page):
     assert f"published {72000 / 15700:.2f}×" in page
 
 
+def test_long_column_headings_have_room(page):
+    heading = re.search(r"<th class=\"([^\"]*)\">simulated, chunk 500, head 100<", page)
+    assert heading and "long" in heading.group(1).split()
+    assert re.search(r"th\.long \{ min-width", page)
+
+
 def test_failures_and_skipped_files_are_listed_and_escaped(page):
     assert "it &lt;broke&gt;" in page
     assert "skipped runs/x: &lt;not&gt; a record" in page
