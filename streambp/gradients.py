@@ -263,13 +263,19 @@ class SummedLinears(TorchFunctionMode):
 
     def _watch_last(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         """Follow the last result into the one tensor made of it; any other use is a reading."""
-        given = tensors((args, kwargs))
-        of_last = any(tensor is self._last for tensor in given)
-        made = self._made_with_last and self._made_with_last()
-        of_sum = any(tensor is made for tensor in given)
-        if not (of_last or of_sum) or not (tensors(out) or leaves_tensors(func, out)):
+        last = self._last
+        made = last if self._made_with_last is None else self._made_with_last()
+        values = (*args, *kwargs.values()) if kwargs else args
+        for value in values:  # called for every function of a layer: plain and quick
+            if value is last or value is made:
+                break
+            if type(value) in (tuple, list) and any(v is last or v is made for v in value):
+                break
+        else:
             return
-        if of_last and not of_sum and self._made_with_last is None and isinstance(out, Tensor):
+        if not (isinstance(out, Tensor) or tensors(out) or leaves_tensors(func, out)):
+            return
+        if self._made_with_last is None and isinstance(out, Tensor):
             self._made_with_last = weakref.ref(out)
         else:
             self._last_is_read = True

@@ -17,7 +17,7 @@ from streambp.bench.tables import GIB, heading, seconds
 
 _SIMULATED = "simulated"
 _NUM_TENSORS = 6
-_SHOWN_NOTES = ("device=auto", "assumptions", "predicted time")
+_SHOWN_NOTES = ("device=auto", "no checkpointing beside it", "assumptions", "predicted time")
 _STAGES = ("forward", "recompute", "backward")
 _RESERVED = {
     "default segments": "peak_reserved_bytes",

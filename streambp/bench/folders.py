@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import socket
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -132,7 +133,8 @@ def attempts(experiment: Path, job: str) -> list[Path]:
 def close_abandoned(experiment: Path) -> list[Path]:
     """Give every folder of an experiment whose process died its record of status killed.
 
-    Returns those folders; folders of runs in progress are left alone.
+    Returns those folders; folders of runs in progress are left alone, and so are those of other
+    machines, whose locks a shared file system may not show.
     """
     if not experiment.is_dir():
         return []
@@ -141,6 +143,7 @@ def close_abandoned(experiment: Path) -> list[Path]:
             draft.parent
             for draft in sorted(experiment.glob(f"*/{_DRAFT_NAME}"))
             if not (draft.parent / RECORD_NAME).exists()
+            and _of_this_machine(draft.parent)
             and _close_abandoned(draft.parent)
             and (draft.parent / RECORD_NAME).exists()
         ]
@@ -166,6 +169,14 @@ def _existing(
         elif not _close_abandoned(folder):
             in_progress = folder
     return in_progress
+
+
+def _of_this_machine(folder: Path) -> bool:
+    try:
+        host = (folder / _LOCK_NAME).read_text(encoding="utf-8")
+    except OSError:
+        return True
+    return host in ("", socket.gethostname())
 
 
 def _close_abandoned(folder: Path) -> bool:
@@ -201,6 +212,7 @@ def _create(experiment: Path, job: str) -> Claim:
             number += 1
     lock = os.open(folder / _LOCK_NAME, os.O_RDWR | os.O_CREAT, 0o644)
     fcntl.flock(lock, fcntl.LOCK_EX)
+    os.write(lock, socket.gethostname().encode())
     return Claim(folder, lock)
 
 

@@ -11,6 +11,7 @@ failures propagate.
 from __future__ import annotations
 
 import dataclasses
+import math
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -196,6 +197,9 @@ def run(config: RunConfig, progress: Progress) -> dict[str, Any]:
         probe = prober.probe(options.parameter, value)
         peak = "unknown" if probe.peak_bytes is None else size_text(probe.peak_bytes)
         fits = "fits" if probe.fits else "does not fit"
+        over = (probe.peak_bytes or 0) - (prober.budget_bytes or math.inf)
+        if not probe.fits and over > 0:
+            fits += f" by {over / 2**20:,.3g} MiB"
         progress.message(f"{options.parameter}={value}: {prober.provenance} peak {peak}, {fits}")
         return probe
 

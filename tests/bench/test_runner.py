@@ -5,6 +5,7 @@ import json
 import os
 import re
 import shutil
+import socket
 import threading
 import time
 from pathlib import Path
@@ -163,6 +164,14 @@ def test_another_lone_run_records_the_dead_one_and_says_so(make_config, abandone
     (said,) = (event["text"] for event in events if event["event"] == "warning")
     assert said.endswith(f"recorded as killed: {abandoned}")
     os.close(alive.lock)
+
+
+def test_a_folder_of_another_machine_is_left_to_it(make_config, abandoned):
+    assert (abandoned / ".lock").read_text() == socket.gethostname()
+    (abandoned / ".lock").write_text("another")
+    assert folders.close_abandoned(abandoned.parent) == []
+    (abandoned / ".lock").write_text(socket.gethostname())
+    assert folders.close_abandoned(abandoned.parent) == [abandoned]
 
 
 def test_a_second_process_waits_for_the_same_run_and_takes_its_record(make_config, monkeypatch):
