@@ -276,8 +276,11 @@ def _shifted_labels(named: dict[str, Any]) -> Tensor:
     """
     labels, shifted = named.pop("labels"), named.pop("shift_labels", None)
     ignored = named.pop("ignore_index", -100)
-    tokens = named.get("input_ids")
-    shape = named["inputs_embeds"].shape[:2] if tokens is None else tokens.shape
+    tokens, embedded = named.get("input_ids"), named.get("inputs_embeds")
+    if tokens is not None:
+        shape = tokens.shape
+    else:  # without either the model has its own error
+        shape = labels.shape if embedded is None else embedded.shape[:2]
     if shifted is None:
         if labels.shape != shape:
             raise ValueError(

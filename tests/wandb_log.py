@@ -26,6 +26,7 @@ class Stored:
     exit_code: int | None = None
     kinds: set = field(default_factory=set)  # of records
     folder: Path | None = None
+    raw: bytes = b""  # of all records, without the log's headers
 
     def table(self, key):
         """(columns, rows) of a logged table."""
@@ -53,6 +54,7 @@ def _parsed(log):
     for data in _entries(log.read_bytes()):
         record = wandb_internal_pb2.Record.FromString(data)
         kind = record.WhichOneof("record_type")
+        found.raw += data
         found.kinds.add(kind)
         if kind == "run":
             run = record.run

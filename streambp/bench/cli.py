@@ -25,7 +25,8 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from streambp.bench import config as config_module
-from streambp.bench.config import RunConfig, closest
+from streambp.bench.checks import closest
+from streambp.bench.config import RunConfig
 from streambp.bench.display import Display
 from streambp.bench.records import RunRecord
 from streambp.sim.settings import Assumptions

@@ -8,15 +8,26 @@ what needs a look at the machine (is there a GPU?) is in `preflight.py`.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import json
 import re
-import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from streambp.bench.checkpoints import config_of_checkpoint
+from streambp.bench.checks import (
+    check_bool,
+    check_choice,
+    check_int,
+    check_mapping,
+    check_name,
+    check_number,
+    check_optional_int,
+    check_path,
+    check_text,
+    closest,
+)
 from streambp.bench.errors import ConfigError
 from streambp.bench.sizes import check_sizes
 from streambp.sim.settings import Assumptions
@@ -37,80 +48,6 @@ OPTIMIZERS = ("adamw", "adamw_8bit", "none")
 TRACKERS = ("none", "wandb")
 EXPERIMENT_KINDS = ("training", "benchmark", "linear_example", "fidelity")
 OFFLOADS = ("none",)
-_MAX_INT = 2**63 - 1  # what torch takes as a size or a seed
-
-
-def _check_int(name: str, value: Any, *, at_least: int, fix: str) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise ConfigError(name, value, f"must be a whole number, not {type(value).__name__}", fix)
-    if value < at_least:
-        raise ConfigError(name, value, f"must be at least {at_least}", fix)
-    if value > _MAX_INT:
-        raise ConfigError(name, value, f"must be at most {_MAX_INT}", fix)
-
-
-def _check_optional_int(name: str, value: Any, *, at_least: int, fix: str) -> None:
-    if value is not None:
-        _check_int(name, value, at_least=at_least, fix=f"{fix}, or {name}=null")
-
-
-def _check_number(
-    name: str, value: Any, *, fix: str, above: float | None = None, at_least: float | None = None
-) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value:
-        raise ConfigError(name, value, f"must be a number, not {type(value).__name__}", fix)
-    if abs(value) > sys.float_info.max:
-        raise ConfigError(name, value, "must be finite", fix)
-    if above is not None and not value > above:
-        raise ConfigError(name, value, f"must be greater than {above:g}", fix)
-    if at_least is not None and not value >= at_least:
-        raise ConfigError(name, value, f"must be at least {at_least:g}", fix)
-
-
-def _check_bool(name: str, value: Any) -> None:
-    if not isinstance(value, bool):
-        raise ConfigError(name, value, "must be true or false", f"{name}=true or {name}=false")
-
-
-def _check_mapping(name: str, value: Any) -> None:
-    if not isinstance(value, Mapping):
-        raise ConfigError(name, value, "must be a group of settings", f"+{name}.<setting>=<value>")
-
-
-def _check_text(name: str, value: Any, *, fix: str) -> None:
-    if not isinstance(value, str) or not value:
-        raise ConfigError(name, value, f"must be text, not {type(value).__name__}", fix)
-
-
-def _check_choice(name: str, value: Any, choices: Iterable[str]) -> None:
-    choices = tuple(choices)
-    if value not in choices:
-        near = closest(str(value), choices)
-        fix = f"did you mean {name}={near}?" if near else f"{name}={choices[0]}"
-        raise ConfigError(name, value, f"must be one of {', '.join(choices)}", fix)
-
-
-def _check_name(name: str, value: Any) -> None:
-    if not isinstance(value, str) or not value or "/" in value or value.startswith("."):
-        raise ConfigError(name, value, "must be a plain word", f"{name}=my_name")
-
-
-def _check_path(name: str, value: Any, *, kind: str = "file or folder") -> None:
-    """Raise unless `value` is None or an existing path of that kind."""
-    if value is None:
-        return
-    _check_text(name, value, fix=f"{name}=<path of an existing {kind}>")
-    path = Path(value).expanduser()
-    exists = {"file": path.is_file, "folder": path.is_dir}.get(kind, path.exists)()
-    if not exists:
-        problem = f"no such {kind} (looked at {path.absolute()})"
-        raise ConfigError(name, value, problem, f"{name}=<path of an existing {kind}>")
-
-
-def closest(word: str, choices: Iterable[str]) -> str | None:
-    """The entry of `choices` that `word` most likely misspells, or None."""
-    matches = difflib.get_close_matches(word, list(choices), n=1, cutoff=0.5)
-    return matches[0] if matches else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +65,7 @@ class ModelConfig:
     checkpoint: str | None = None  # folder written by save_pretrained, or id of a cached model
 
     def __post_init__(self) -> None:
-        _check_name("model.name", self.name)
+        check_name("model.name", self.name)
         if self.hf_config is not None and self.checkpoint is not None:
             raise ConfigError(
                 "model.hf_config",
@@ -136,10 +73,10 @@ class ModelConfig:
                 "excludes model.checkpoint",
                 "give one of the two",
             )
-        _check_mapping("model.config", self.config)
+        check_mapping("model.config", self.config)
         if self.checkpoint is not None:
-            _check_text("model.checkpoint", self.checkpoint, fix="model.checkpoint=<folder>")
-        _check_path("model.hf_config", self.hf_config, kind="file")
+            check_text("model.checkpoint", self.checkpoint, fix="model.checkpoint=<folder>")
+        check_path("model.hf_config", self.hf_config, kind="file")
         if self.hf_config is not None or self.checkpoint is not None:
             self._read_path()
         elif "model_type" not in self.config:
@@ -177,33 +114,6 @@ class ModelConfig:
         object.__setattr__(self, "config", values)
 
 
-def config_of_checkpoint(checkpoint: str) -> Path:
-    """The config.json of a checkpoint folder, or of a model in the local Hugging Face cache."""
-    folder = Path(checkpoint).expanduser().absolute()
-    if folder.is_dir():
-        if not (folder / "config.json").is_file():
-            problem = "the folder holds no config.json"
-            raise ConfigError(
-                "model.checkpoint", checkpoint, problem, "a folder written by save_pretrained"
-            )
-        return folder / "config.json"
-    from huggingface_hub import try_to_load_from_cache
-
-    try:
-        cached = try_to_load_from_cache(checkpoint, "config.json")
-    except ValueError:  # not an id at all
-        cached = None
-    if not isinstance(cached, str):
-        raise ConfigError(
-            "model.checkpoint",
-            checkpoint,
-            f"no such folder (looked at {folder}) and no model of that id in the local Hugging "
-            "Face cache; nothing is downloaded",
-            "model.checkpoint=<path of an existing folder>",
-        )
-    return Path(cached)
-
-
 @dataclass(frozen=True, kw_only=True)
 class MethodConfig:
     """How the backward pass is organised, with that method's options. None: the method chooses."""
@@ -219,17 +129,17 @@ class MethodConfig:
     options: dict[str, Any] = field(default_factory=dict)  # of methods other than streambp
 
     def __post_init__(self) -> None:
-        _check_name("method.name", self.name)
+        check_name("method.name", self.name)
         for name in ("chunk_size", "head_chunk_size"):
-            _check_optional_int(
+            check_optional_int(
                 f"method.{name}", getattr(self, name), at_least=1, fix=f"method.{name}=512"
             )
-        _check_bool("method.keep_kv", self.keep_kv)
-        _check_bool("method.keep_attention", self.keep_attention)
-        _check_bool("method.recompute_head", self.recompute_head)
-        _check_bool("method.split_sums", self.split_sums)
-        _check_choice("method.offload", self.offload, OFFLOADS)
-        _check_mapping("method.options", self.options)
+        check_bool("method.keep_kv", self.keep_kv)
+        check_bool("method.keep_attention", self.keep_attention)
+        check_bool("method.recompute_head", self.recompute_head)
+        check_bool("method.split_sums", self.split_sums)
+        check_choice("method.offload", self.offload, OFFLOADS)
+        check_mapping("method.options", self.options)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,7 +149,7 @@ class ObjectiveConfig:
     name: str = "sft"
 
     def __post_init__(self) -> None:
-        _check_choice("objective.name", self.name, OBJECTIVES)
+        check_choice("objective.name", self.name, OBJECTIVES)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -254,10 +164,10 @@ class TuningConfig:
     adapter_dtype: str = "float32"
 
     def __post_init__(self) -> None:
-        _check_choice("tuning.name", self.name, TUNINGS)
-        _check_int("tuning.rank", self.rank, at_least=1, fix="tuning.rank=16")
-        _check_number("tuning.alpha", self.alpha, above=0, fix="tuning.alpha=32")
-        _check_number("tuning.dropout", self.dropout, at_least=0, fix="tuning.dropout=0.0")
+        check_choice("tuning.name", self.name, TUNINGS)
+        check_int("tuning.rank", self.rank, at_least=1, fix="tuning.rank=16")
+        check_number("tuning.alpha", self.alpha, above=0, fix="tuning.alpha=32")
+        check_number("tuning.dropout", self.dropout, at_least=0, fix="tuning.dropout=0.0")
         if self.dropout >= 1:
             raise ConfigError(
                 "tuning.dropout", self.dropout, "must be below 1", "tuning.dropout=0.1"
@@ -272,7 +182,7 @@ class TuningConfig:
             problem = "must be all-linear, a pattern, or a list of names of linear layers"
             fix = "tuning.target_modules=[q_proj,v_proj]"
             raise ConfigError("tuning.target_modules", targets, problem, fix)
-        _check_choice("tuning.adapter_dtype", self.adapter_dtype, DTYPES)
+        check_choice("tuning.adapter_dtype", self.adapter_dtype, DTYPES)
         object.__setattr__(self, "adapter_dtype", DTYPES[self.adapter_dtype])
 
 
@@ -286,12 +196,12 @@ class DeviceConfig:
     assumptions: dict[str, Any] = field(default_factory=dict)  # what a simulated run assumes
 
     def __post_init__(self) -> None:
-        _check_choice("device.name", self.name, DEVICES)
-        _check_int("device.index", self.index, at_least=0, fix="device.index=0")
-        _check_optional_int(
+        check_choice("device.name", self.name, DEVICES)
+        check_int("device.index", self.index, at_least=0, fix="device.index=0")
+        check_optional_int(
             "device.num_threads", self.num_threads, at_least=1, fix="device.num_threads=2"
         )
-        _check_mapping("device.assumptions", self.assumptions)
+        check_mapping("device.assumptions", self.assumptions)
         given = {name: value for name, value in self.assumptions.items() if value is not None}
         Assumptions.from_mapping(given)
         object.__setattr__(self, "assumptions", given)
@@ -307,7 +217,7 @@ class DataConfig:
     text_field: str = "text"  # column or JSON key that holds the text
 
     def __post_init__(self) -> None:
-        _check_choice("data.name", self.name, DATA_SOURCES)
+        check_choice("data.name", self.name, DATA_SOURCES)
         if self.name == "file" and self.path is None:
             raise ConfigError(
                 "data.path", None, "data=file needs a path", "data.path=<file or folder>"
@@ -321,9 +231,9 @@ class DataConfig:
         if self.name == "random" and self.tokenizer is not None:
             fix = "data=corpus, or data.tokenizer=null"
             raise ConfigError("data.tokenizer", self.tokenizer, unread, fix)
-        _check_text("data.text_field", self.text_field, fix="data.text_field=text")
-        _check_path("data.path", self.path)
-        _check_path("data.tokenizer", self.tokenizer)
+        check_text("data.text_field", self.text_field, fix="data.text_field=text")
+        check_path("data.path", self.path)
+        check_path("data.tokenizer", self.tokenizer)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -340,18 +250,18 @@ class OptimizerConfig:
     state_dtype: str | None = None  # None: the parameters' own
 
     def __post_init__(self) -> None:
-        _check_choice("optimizer.name", self.name, OPTIMIZERS)
-        _check_number("optimizer.lr", self.lr, at_least=0, fix="optimizer.lr=1e-4")
-        _check_int(
+        check_choice("optimizer.name", self.name, OPTIMIZERS)
+        check_number("optimizer.lr", self.lr, at_least=0, fix="optimizer.lr=1e-4")
+        check_int(
             "optimizer.warmup_steps",
             self.warmup_steps,
             at_least=0,
             fix="optimizer.warmup_steps=0",
         )
-        _check_number(
+        check_number(
             "optimizer.weight_decay", self.weight_decay, at_least=0, fix="optimizer.weight_decay=0"
         )
-        _check_number("optimizer.eps", self.eps, above=0, fix="optimizer.eps=1e-8")
+        check_number("optimizer.eps", self.eps, above=0, fix="optimizer.eps=1e-8")
         pair = isinstance(self.betas, (list, tuple)) and len(self.betas) == 2
         if not pair or not all(
             isinstance(beta, (int, float)) and not isinstance(beta, bool) and 0 <= beta < 1
@@ -364,14 +274,14 @@ class OptimizerConfig:
                 "optimizer.betas=[0.9,0.999]",
             )
         if self.max_grad_norm is not None:
-            _check_number(
+            check_number(
                 "optimizer.max_grad_norm",
                 self.max_grad_norm,
                 above=0,
                 fix="optimizer.max_grad_norm=1.0 or null",
             )
         if self.state_dtype is not None:
-            _check_choice("optimizer.state_dtype", self.state_dtype, DTYPES)
+            check_choice("optimizer.state_dtype", self.state_dtype, DTYPES)
             object.__setattr__(self, "state_dtype", DTYPES[self.state_dtype])
 
 
@@ -387,13 +297,13 @@ class TrackingConfig:
     tags: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        _check_choice("tracking.name", self.name, TRACKERS)
-        _check_choice("tracking.mode", self.mode, ("auto", "online", "offline"))
-        _check_text("tracking.project", self.project, fix="tracking.project=streambp")
+        check_choice("tracking.name", self.name, TRACKERS)
+        check_choice("tracking.mode", self.mode, ("auto", "online", "offline"))
+        check_text("tracking.project", self.project, fix="tracking.project=streambp")
         for name in ("entity", "group"):
             if getattr(self, name) is not None:
                 fix = f"tracking.{name}=my_name, or tracking.{name}=null"
-                _check_text(f"tracking.{name}", getattr(self, name), fix=fix)
+                check_text(f"tracking.{name}", getattr(self, name), fix=fix)
         if not isinstance(self.tags, (list, tuple)) or not all(
             isinstance(tag, (str, int, float)) for tag in self.tags
         ):
@@ -411,9 +321,9 @@ class ExperimentConfig:
     options: dict[str, Any] = field(default_factory=dict)  # read by kinds other than training
 
     def __post_init__(self) -> None:
-        _check_name("experiment.name", self.name)
-        _check_choice("experiment.kind", self.kind, EXPERIMENT_KINDS)
-        _check_mapping("experiment.options", self.options)
+        check_name("experiment.name", self.name)
+        check_choice("experiment.kind", self.kind, EXPERIMENT_KINDS)
+        check_mapping("experiment.options", self.options)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -428,13 +338,13 @@ class MeasureConfig:
     timing_samples: int = 5  # timed forward+backward passes; 0 skips the timing pass
 
     def __post_init__(self) -> None:
-        _check_bool("measure.memory", self.memory)
+        check_bool("measure.memory", self.memory)
         if self.timeline is not None:
-            _check_bool("measure.timeline", self.timeline)
-        _check_int(
+            check_bool("measure.timeline", self.timeline)
+        check_int(
             "measure.warmup_steps", self.warmup_steps, at_least=0, fix="measure.warmup_steps=1"
         )
-        _check_int(
+        check_int(
             "measure.timing_samples",
             self.timing_samples,
             at_least=0,
@@ -474,26 +384,26 @@ class RunConfig:
     paper: bool = False  # the paper's sizes and settings where an experiment has smaller ones
 
     def __post_init__(self) -> None:
-        _check_int("seq_len", self.seq_len, at_least=2, fix="seq_len=1024 (tokens per sequence)")
-        _check_int("batch_size", self.batch_size, at_least=1, fix="batch_size=1")
-        _check_int("grad_accum", self.grad_accum, at_least=1, fix="grad_accum=1")
-        _check_int(
+        check_int("seq_len", self.seq_len, at_least=2, fix="seq_len=1024 (tokens per sequence)")
+        check_int("batch_size", self.batch_size, at_least=1, fix="batch_size=1")
+        check_int("grad_accum", self.grad_accum, at_least=1, fix="grad_accum=1")
+        check_int(
             "steps", self.steps, at_least=0, fix="steps=3, or steps=0 to measure without training"
         )
-        _check_int("seed", self.seed, at_least=0, fix="seed=0")
+        check_int("seed", self.seed, at_least=0, fix="seed=0")
         if self.dtype != "auto":
-            _check_choice("dtype", self.dtype, DTYPES)
+            check_choice("dtype", self.dtype, DTYPES)
             object.__setattr__(self, "dtype", DTYPES[self.dtype])
         if self.budget_gib is not None:
-            _check_number(
+            check_number(
                 "budget_gib", self.budget_gib, above=0, fix="budget_gib=80, or budget_gib=null"
             )
         if self.timeout_s is not None:
-            _check_number(
+            check_number(
                 "timeout_s", self.timeout_s, above=0, fix="timeout_s=600, or timeout_s=null"
             )
-        _check_bool("force", self.force)
-        _check_bool("paper", self.paper)
+        check_bool("force", self.force)
+        check_bool("paper", self.paper)
         if not isinstance(self.runs_dir, str) or not self.runs_dir:
             raise ConfigError("runs_dir", self.runs_dir, "must be a folder", "runs_dir=runs")
         if self.device.name in ("cpu", "cuda"):

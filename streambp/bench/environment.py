@@ -15,7 +15,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from streambp.bench.config import ConfigError, config_of_checkpoint
+from streambp.bench.checkpoints import config_of_checkpoint
+from streambp.bench.errors import ConfigError
 
 PACKAGES = ("streambp", "torch", "transformers", "peft", "numpy", "hydra-core", "wandb", "triton")
 PACKAGE_ROOT = Path(__file__).resolve().parents[1]

@@ -13,8 +13,10 @@ import re
 from dataclasses import fields, replace
 from typing import Any
 
-from streambp.bench.config import ConfigError, MethodConfig, ModelConfig, RunConfig, closest
+from streambp.bench.checks import closest
+from streambp.bench.config import MethodConfig, ModelConfig, RunConfig
 from streambp.bench.data_check import check_data
+from streambp.bench.errors import ConfigError
 from streambp.sim.gpus import DEFAULT_GPU, resolve_gpu
 
 _WITH_TIMELINE = ("training", "linear_example")
